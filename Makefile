@@ -28,16 +28,16 @@ demo: .venv/installed
 PYTEST := $(BIN)/pytest --durations 10
 CORES := -n logical --dist worksteal
 
-# Minutes: unit tests, transcripts, 20 seeds of the simulation, a sample of the mutations, three runs of real processes.
+# Minutes: unit tests, transcripts, 20 seeds of the simulation, a sample of the mutations, two runs of real processes.
 # What starts whole runs comes alone: these are about time, too.
 test: .venv/installed-dev
-	$(PYTEST) -m "not long and not e2e" $(CORES)
-	$(PYTEST) -m "not long and e2e"
+	$(PYTEST) --timeout 300 -m "not long and not e2e" $(CORES)
+	$(PYTEST) --timeout 300 -m "not long and e2e"
 
 # Everything else that must pass. Emulated networks need root.
 test-long: .venv/installed-dev
-	$(PYTEST) -m "long and not e2e" $(CORES)
-	$(PYTEST) -m "long and e2e"
+	$(PYTEST) --timeout 1200 -m "long and not e2e" $(CORES)
+	$(PYTEST) --timeout 1200 -m "long and e2e"
 
 # The engine torchtitan on a CPU, in an environment of its own: it wants other versions of what else is installed.
 titan: .titan-venv/installed

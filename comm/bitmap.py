@@ -18,4 +18,4 @@ def bit(packed: bytes, i: int) -> bool:
 
 def places(packed: bytes) -> tuple[int, ...]:
     """The places of the bits that are set, ascending."""
-    return tuple(i for i in range(8 * len(packed)) if bit(packed, i))
+    return tuple(8 * i + j for i, byte in enumerate(packed) if byte for j in range(8) if byte >> j & 1)

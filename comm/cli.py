@@ -6,6 +6,7 @@ from importlib.metadata import entry_points, version
 import click
 
 from atoll.comm.errors import AtollError
+from atoll.comm.terminal import visible
 
 
 class CommandGroup(click.Group):
@@ -51,7 +52,7 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except AtollError as error:
-        print(f"atoll: {error}", file=sys.stderr)
+        click.echo(visible(f"atoll: {error}", keep="\n"), err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()

@@ -22,8 +22,7 @@ def atomic_folder(path: Path, size: int, room: Room = room) -> Iterator[Path]:
     that was there; if it is left by an exception, or the process ends, `path` is what it was. What writers of
     `path` that were killed left behind is removed. Raises `DiskFull` before anything is written, if `size` is more
     than `room` says."""
-    for abandoned in path.parent.glob(f"{escape(path.name)}.{'[0-9a-f]' * 8}{UNFINISHED_SUFFIX}"):
-        _remove_abandoned(abandoned)
+    clear_abandoned(path.parent, escape(path.name))
     if (have := room(path.parent)) < size:
         raise DiskFull(f"{path.name} takes {size / 1e6:,.1f} MB, the disk has {max(have, 0) / 1e6:,.1f} MB for it")
     new, lock = _create(path)
@@ -39,11 +38,18 @@ def atomic_folder(path: Path, size: int, room: Room = room) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that, whenever the process ends, it is there whole or not under its name. Raises
-    `OSError`."""
+    """Remove a folder so that, whenever the process ends, it is there whole or not under its name (what is left
+    then is `clear_abandoned`'s). Raises `OSError`."""
     going = path.with_name(f"{path.name}.{os.urandom(4).hex()}{UNFINISHED_SUFFIX}")
     os.rename(path, going)
     shutil.rmtree(going)
+
+
+def clear_abandoned(folder: Path, names: str) -> None:
+    """Remove from a folder what was left of folders, whose names are the glob `names`, when their writers or
+    removers were killed."""
+    for abandoned in folder.glob(f"{names}.{'[0-9a-f]' * 8}{UNFINISHED_SUFFIX}"):
+        _remove_abandoned(abandoned)
 
 
 def _create(path: Path) -> tuple[Path, int]:

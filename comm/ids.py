@@ -11,6 +11,9 @@ Incarnation = NewType("Incarnation", int)  # a life of the coordinator
 # SHA-256 of a certificate in base32, 52 characters (`atoll.comm.transport.certificates`).
 Pin = NewType("Pin", str)
 NO_PIN = Pin("")  # none is known, or the run is not encrypted
+# Of a node, for its life: a compressed point of P-256, 33 bytes (`atoll.comm.signatures`).
+PublicKey = NewType("PublicKey", bytes)
+NO_KEY = PublicKey(b"")  # none is known
 _PIN = re.compile("[a-z2-7]{52}")
 
 

@@ -33,6 +33,8 @@ def parse(url: str) -> Invite:
     except ValueError as error:
         raise ConfigError(f"{url!r} is not a join URL ({error}): {shape}") from None
     run = unquote(parts.path.strip("/"))
+    if not url.isprintable():  # nor is what a command line held that is no UTF-8
+        raise ConfigError(f"{url!r} is not a join URL, it has characters that cannot be shown: {shape}")
     if parts.scheme != "atoll" or not parts.username or not parts.hostname or port is None or not run:
         raise ConfigError(f"{url!r} is not a join URL: {shape}")
     pin = (parts.password or "").lower()

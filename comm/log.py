@@ -11,6 +11,8 @@ from datetime import datetime
 import click
 import msgspec
 
+from atoll.comm.terminal import visible
+
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 level_option = click.option(
     "--log-level",
@@ -34,7 +36,7 @@ class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="seconds")
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        line = f"{when} {level}{record.getMessage()}"
+        line = f"{when} {level}{visible(record.getMessage())}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

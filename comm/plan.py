@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.comm.errors import AtollError
-from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round
+from atoll.comm.ids import NO_KEY, NO_PIN, Epoch, Incarnation, NodeId, Pin, PublicKey, Round
 
 # The owner of a chunk that was sealed by a member that is gone, until its holders are known.
 NOBODY = 0xFFFF_FFFF
@@ -52,7 +52,8 @@ class PlanMember:
     down: float = 0.0  # bytes a second that its link was seen to carry down; 0: not known
     pin: Pin = NO_PIN  # of the certificate that it shows; empty: the run is not encrypted
     scale: float = 1.0  # of its delta: less where that is outsized
-    norm: float = math.inf  # l2 of its delta, as it told: no chunk may have a larger one; inf: nobody looks
+    norm: float = math.inf  # l2 of its delta, as it told; inf: nobody looks
+    key: PublicKey = NO_KEY  # what it signs is verified with
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,19 @@ class Plan:
     # Chunks that are reduced in two levels; the relays of others mean nothing
     layered: frozenset[int] = frozenset()
     length: float = 1.0  # of the round, in usual rounds; the same in all attempts
+    # Of the round, the same in all attempts: what contributions are signed with; empty: they are not signed.
+    salt: bytes = b""
+    verifiers: frozenset[NodeId] = frozenset()  # may ask for contributions and receipts, beside the members
 
     @property
     def fence(self) -> Fence:
         """The fence of this attempt's messages."""
         return Fence(self.incarnation, self.epoch, self.round, self.attempt)
+
+    @property
+    def looks_at_norms(self) -> bool:
+        """Whether owners and relays tell the norm of each contribution, since the run clips."""
+        return any(member.norm < math.inf for member in self.members)
 
     def index(self, node: NodeId) -> int:
         """The place of `node` in `members`. Raises `InvalidPlan` unless it takes part."""

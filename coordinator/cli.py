@@ -1,27 +1,35 @@
-"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`."""
+"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll blame`, `atoll
+pardon`."""
 
 import asyncio
 import json
+import logging
+import math
 import re
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
 from atoll.comm import log
+from atoll.comm.config.beginning import beginning, check_beginning
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.load import load_run, to_yaml
 from atoll.comm.config.methods import check_real, simulated_only
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, tokens_per_step
 from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.config.shipped import method_file, run_file
-from atoll.comm.errors import ConfigError, Unreachable
+from atoll.comm.errors import AtollError, ConfigError, Unreachable
+from atoll.comm.terminal import plural, say
 
+logger = logging.getLogger(__name__)
 STATE_DIR = Path("~/.atoll/coordinator")
 PAGE_ADDRESS = "127.0.0.1:4701"
 method_option = click.option(
@@ -63,6 +71,9 @@ def start(
     log.setup(log_level)
     config = _load(run_yaml, overrides, method)
     check_real(config)
+    logger.info(f"the run {beginning(config)}")
+    # A server that does not answer keeps nobody waiting.
+    threading.Thread(target=_warn_of_problems, args=(config,), name="check", daemon=True).start()
     from atoll.coordinator.monitor.wandb_logger import check_installed
     from atoll.coordinator.server import ServerOptions, serve
 
@@ -76,8 +87,14 @@ def start(
 @method_option
 @click.option("--json", "as_json", is_flag=True)
 def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: bool) -> None:
-    """Validate RUN_YAML, a file or a shipped run's name, and print the resolved config; start nothing."""
-    config = _load(run_yaml, overrides, method)
+    """Validate RUN_YAML, a file or a shipped run's name, and print the resolved config; start nothing.
+
+    Data sets are looked at where they can be reached: manifest, vocabulary, slices, whether the server knows
+    ranges.
+    """
+    said = list[str]()
+    config = _load(run_yaml, overrides, method, said.append)
+    _look_ahead(config, lambda line: say(f"warning: {line}", err=True))
     if as_json:
         import msgspec
 
@@ -101,8 +118,10 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
         click.echo(f"# ok: the model of the plugin {config.model.plugin}, which each node has installed")
     else:
         click.echo(f"# ok: {'each script has its own model' if own else f'{config.model.n_params:,} parameters'}")
+    for line in (*said, f"the run {beginning(config)}"):
+        say(f"# {line}")
     if config.decoder and not own:
-        for line in round_lines(config):
+        for line in (*round_lines(config), *schedule_lines(config)):
             click.echo(f"# {line}")
     if beyond := simulated_only(config):
         click.echo(f"# for `atoll simulate`: a coordinator does not carry out {', '.join(beyond)} yet")
@@ -120,6 +139,19 @@ def round_lines(config: RunConfig) -> Iterator[str]:
     yield f"an exchange between {members} members is {short(sent / 1e6)} MB out and in: {', '.join(seconds)}"
 
 
+def schedule_lines(config: RunConfig) -> Iterator[str]:
+    """What to change where the learning rate is at its least for most of the run; nothing where the run's end is
+    open."""
+    rounds, members = config.rounds.total, config.members.start
+    tokens = config.round_steps * tokens_per_step(config) * members  # of a round
+    if rounds and (low := config.inner.decay_tokens / tokens) < rounds / 2:
+        yield (
+            f"the learning rate reaches its least, {config.inner.final_lr:g}, in round {math.ceil(low):,} of "
+            f"{rounds:,} with {members} {plural('member', members)}: the whole run is about "
+            f"inner.decay_tokens={rounds * tokens:.0f}"
+        )
+
+
 def short(value: float) -> str:
     """Three digits of a small number, all before the point of a large one."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -128,18 +160,98 @@ def short(value: float) -> str:
 @click.command()
 @click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
 @click.option(
-    "--uses", default=1, show_default=True, type=click.IntRange(1, 1_000_000), help="Joins the URL is good for."
+    "--uses", default=1, show_default=True, type=click.IntRange(1, 1_000_000), help="Nodes the URL is good for."
 )
 @click.option("--expires", default="48h", show_default=True, help="For how long: 90s, 30m, 48h, 7d.")
-@click.option("--name", default="", help="For whom; shown nowhere but in the journal.")
+@click.option("--name", default="", help="For whom; --list shows it.")
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    help="trainer, reducer, or verifier, which is trusted; may be given again. Trainer and reducer if not given.",
+)
+@click.option("--list", "list_", is_flag=True, help="Show all invites instead, and what is left of each.")
+@click.option("--revoke", default="", metavar="NAME", help="End the invites of this name or number.")
 @click.option("--json", "as_json", is_flag=True)
-def invite(state_dir: Path, uses: int, expires: str, name: str, as_json: bool) -> None:
-    """Print a join URL for the run in the state directory."""
-    until = time.time() + duration(expires)
-    from atoll.coordinator.server import invite_url
+def invite(
+    state_dir: Path,
+    uses: int,
+    expires: str,
+    name: str,
+    roles: tuple[str, ...],
+    list_: bool,
+    revoke: str,
+    as_json: bool,
+) -> None:
+    """Print a join URL for the run in the state directory.
 
-    url = invite_url(state_dir.expanduser(), name, uses, until)
+    An invite that is revoked lets no further node in; those that came with it stay. It also ends when a node that
+    came with it is banned.
+    """
+    until = time.time() + duration(expires)
+    from atoll.coordinator.server import invite_url, invites, revoke_invites
+
+    if list_ or revoke:
+        found = revoke_invites(state_dir.expanduser(), revoke) if revoke else invites(state_dir.expanduser())
+        _echo_invites(found, as_json)
+        return
+    url = invite_url(state_dir.expanduser(), name, uses, until, roles)
     click.echo(json.dumps({"url": str(url), "uses": uses, "expires": until}) if as_json else str(url))
+
+
+def _echo_invites(found: Sequence[Any], as_json: bool) -> None:
+    import msgspec
+
+    from atoll.coordinator.monitor.blame import invite_lines
+
+    for line in map(msgspec.json.encode, found) if as_json else invite_lines(found, time.time()):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("what", default="", metavar="[NODE|ROUND]")
+@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def blame(what: str, state_dir: Path, as_json: bool) -> None:
+    """Print what was held against a node, or against anybody in a round, with the evidence.
+
+    NODE is an id such as n3, a name, or the beginning of a key; ROUND is a number; without either, everything is
+    printed. `atoll pardon NODE` takes it back.
+    """
+    import msgspec
+
+    from atoll.coordinator.monitor.blame import about, blame_lines
+    from atoll.coordinator.server import opened_journal
+
+    with opened_journal(state_dir.expanduser()) as journal:
+        found = about(journal.decisions(), what)
+    if as_json:
+        for at, decision in found:
+            click.echo(json.dumps({"at": at} | msgspec.to_builtins(decision)))
+        return
+    for line in blame_lines(found):
+        click.echo(line)
+    if not found:
+        click.echo(f"nothing was held against {'anybody' if not what or what.isdigit() else what}")
+
+
+@click.command()
+@click.argument("node")
+@click.option("--reason", default="", help="Kept in the journal beside what it pardons.")
+@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def pardon(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
+    """Hold nothing against a node any more: a ban ends, its strikes are forgotten. NODE is as for `atoll blame`.
+
+    The coordinator of the run takes it within seconds, or at its next start.
+    """
+    from atoll.coordinator.server import pardon_node
+
+    pardoned = pardon_node(state_dir.expanduser(), node, reason)
+    if as_json:
+        click.echo(json.dumps({"pardoned": pardoned}))
+    else:
+        click.echo(f"{', '.join(pardoned)}: the coordinator takes the pardon within seconds, or at its next start")
 
 
 @click.command()
@@ -177,9 +289,25 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
         click.echo(f"and {len(members) - len(shown)} more: --all shows them")
 
 
-def _load(run_yaml: Path, overrides: tuple[str, ...], method: str) -> RunConfig:
+def _load(
+    run_yaml: Path, overrides: tuple[str, ...], method: str, tell: Callable[[str], None] = logger.info
+) -> RunConfig:
     file = run_file(run_yaml)
-    return load_run(file, overrides, method_file(method, file) if method else None)
+    return load_run(file, overrides, method_file(method, file) if method else None, tell)
+
+
+def _look_ahead(config: RunConfig, warn: Callable[[str], None]) -> None:
+    """Raise the `ConfigError` with which the run's nodes would end, as far as it can be seen from here."""
+    check_beginning(config, warn)
+    for entry in entry_points(group="atoll.checks"):
+        entry.load()(config, warn)
+
+
+def _warn_of_problems(config: RunConfig) -> None:
+    try:
+        _look_ahead(config, logger.warning)
+    except AtollError as error:
+        logger.warning(f"nodes will end with: {error}")
 
 
 def duration(text: str) -> float:

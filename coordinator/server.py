@@ -5,7 +5,8 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,14 +15,21 @@ from typing import Any
 import uvicorn
 from msgspec import to_builtins
 
-from atoll.comm.config.run import RunConfig, TlsMode, from_json, to_json
-from atoll.comm.errors import ConfigError, ResourceError
-from atoll.comm.ids import NO_PIN, Pin
+from atoll.comm.addresses import is_local_host
+from atoll.comm.config.run import RunConfig, from_json, to_json
+from atoll.comm.config.security import PrivateAddresses, TlsMode
+from atoll.comm.descriptors import raise_limit
+from atoll.comm.errors import ConfigError
+from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.transport.certificates import load_or_make
+from atoll.coordinator.door.front_door import BACKLOG, listening_socket
+from atoll.coordinator.door.ports import PAGE
+from atoll.coordinator.monitor.blame import about
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.wandb_logger import WandbLogger
 from atoll.coordinator.service.control_plane import ControlPlane
+from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.events import CommitRecord, Effect
 from atoll.coordinator.state_machine.state import Phase
@@ -47,11 +55,12 @@ class ServerOptions:
 
 async def serve(config: RunConfig, options: ServerOptions) -> None:
     """Run the service until SIGTERM or SIGINT, and then until the round that is closing is done."""
+    raise_limit()
     gc.freeze()  # what was imported stays: a collection need not look at it again
     journal = Journal(options.state_dir)
     try:
         _same_run(journal, config)
-        http_socket = _bind(options.http, "--http")
+        http_socket = listening_socket(options.http, "--http")
         tracker = WandbLogger(config, options.state_dir, _past(journal))
         try:
             await _serve(config, options, journal, http_socket, tracker)
@@ -69,7 +78,8 @@ async def _serve(
     def tell(effect: Effect) -> None:
         tracker.tell(effect, plane.event_loop.telemetry.at_work)
 
-    plane = ControlPlane(config, journal, tell, certificate)
+    private = await asyncio.to_thread(private_addresses, config, options)
+    plane = ControlPlane(config, journal, tell, certificate, private)
     address = _listen(plane, options)
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
@@ -79,11 +89,17 @@ async def _serve(
     host, port = http_socket.getsockname()[:2]
     http_url = f"http://{join_host_port(host, port)}"
     journal.set_meta("http", http_url)
+    logging.getLogger("uvicorn.error").setLevel(
+        logging.ERROR
+    )  # a line for whatever strangers send would fill disks
+    behind = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    behind.bind(plane.door.open(http_socket, PAGE))
+    behind.listen(BACKLOG)
     stop, at_once = _signals()
     log.info(f"run {config.name}: nodes join at {address}, page at {http_url}")
     log.info("both planes are encrypted" if certificate is not None else "nothing is encrypted (security.tls)")
     stopping = asyncio.create_task(stop.wait())
-    parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([http_socket]))]
+    parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([behind]))]
     collecting = asyncio.create_task(_collect_garbage(plane))
     try:
         await asyncio.wait((stopping, *parts), return_when=asyncio.FIRST_COMPLETED)
@@ -171,6 +187,16 @@ def encrypted(config: RunConfig, options: ServerOptions) -> bool:
     return not all(_loopback(split_host_port(address, option)[0]) for address, option in where)
 
 
+def private_addresses(config: RunConfig, options: ServerOptions) -> bool:
+    """Whether members may have addresses of private networks: by `security.private_addresses`, and by where nodes
+    dial the coordinator."""
+    if config.security.private_addresses is not PrivateAddresses.AUTO:
+        return config.security.private_addresses is PrivateAddresses.ALLOW
+    option = "--advertise" if options.advertise else "--listen"
+    host, _ = split_host_port(options.advertise or options.listen, option)
+    return host in ("", "0.0.0.0", "::") or is_local_host(host)
+
+
 def _loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
@@ -181,7 +207,6 @@ def _loopback(host: str) -> bool:
 def _listen(plane: ControlPlane, options: ServerOptions) -> str:
     """Bind the control plane; return the address that join URLs carry."""
     host, port = split_host_port(options.listen, "--listen")
-    _bind(options.listen, "--listen", probe=True).close()
     bound = plane.listen(join_host_port(host, port))
     if options.advertise:
         split_host_port(options.advertise, "--advertise")
@@ -190,47 +215,62 @@ def _listen(plane: ControlPlane, options: ServerOptions) -> str:
     return options.advertise or join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
 
 
-def _bind(address: str, option: str, probe: bool = False) -> socket.socket:
-    host, port = split_host_port(address, option)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+@contextmanager
+def opened_journal(state_dir: Path) -> Iterator[Journal]:
+    """The journal of the run in `state_dir`; the coordinator may be running. Raises `ConfigError` where no run
+    is."""
+    if not (state_dir / "journal.sqlite").exists():
+        raise ConfigError(f"{state_dir} holds no run: start `atoll coordinator start` with this --state-dir first")
+    journal = Journal(state_dir, lock=False)
     try:
-        sock.bind((host, port))
-        if not probe:
-            sock.listen(128)
-    except OSError as error:
-        sock.close()
-        why = "is in use" if error.errno == 98 else f"cannot be used ({error.strerror})"
-        raise ResourceError(
-            f"port {port} on {host or 'all addresses'} {why}: give another with {option}"
-        ) from None
-    return sock
+        yield journal
+    finally:
+        journal.close()
 
 
 def page_url(state_dir: Path) -> str:
     """The URL of the page of the coordinator that has last served the run in `state_dir`. Raises `ConfigError`."""
-    if not (state_dir / "journal.sqlite").exists():
-        raise ConfigError(f"{state_dir} holds no run: start `atoll coordinator start` with this --state-dir first")
-    journal = Journal(state_dir, lock=False)
-    try:
+    with opened_journal(state_dir) as journal:
         if (url := journal.meta("http")) is None:
             raise ConfigError(f"the coordinator in {state_dir} has not come up yet: start it first")
         return url
-    finally:
-        journal.close()
 
 
-def invite_url(state_dir: Path, name: str, uses: int, expires: float) -> Invite:
-    """A join URL with a fresh token of the run in `state_dir`; the coordinator may be running."""
-    if not (state_dir / "journal.sqlite").exists():
-        raise ConfigError(f"{state_dir} holds no run: start `atoll coordinator start` with this --state-dir first")
-    journal = Journal(state_dir, lock=False)
-    try:
+def invite_url(state_dir: Path, name: str, uses: int, expires: float, roles: Sequence[str] = ()) -> Invite:
+    """A join URL with a fresh token of the run in `state_dir`, for `uses` nodes of these roles (none: of all); the
+    coordinator may be running. Raises `ConfigError` for a role that there is not."""
+    with opened_journal(state_dir) as journal:
         address, run = journal.meta("address"), journal.meta("run")
         if address is None or run is None:
             raise ConfigError(f"the coordinator in {state_dir} has not come up yet: start it first")
         pin = Pin(journal.meta("pin") or NO_PIN)
-        return Invite(address, run, journal.issue_token(name, uses, expires), pin)
-    finally:
-        journal.close()
+        return Invite(address, run, journal.issue_token(name, uses, expires, checked_roles(roles)), pin)
+
+
+def invites(state_dir: Path) -> list[InviteRecord]:
+    """The invites of the run in `state_dir`."""
+    with opened_journal(state_dir) as journal:
+        return journal.invites()
+
+
+def revoke_invites(state_dir: Path, which: str) -> list[InviteRecord]:
+    """End what is left of the invites of this name, or of the one with this number; return them as they are then.
+    Raises `ConfigError` where there is none."""
+    with opened_journal(state_dir) as journal:
+        numbers = {i.number for i in journal.invites() if which == i.name or which == str(i.number)}
+        if not numbers:
+            raise ConfigError(f"there is no invite {which!r}: `atoll invite --list` shows all")
+        journal.revoke_invites(numbers, "by the operator")
+        return [i for i in journal.invites() if i.number in numbers]
+
+
+def pardon_node(state_dir: Path, node: str, reason: str) -> list[NodeId]:
+    """Leave word that nothing is held any more against the node of this id, name or key; return its ids. Raises
+    `ConfigError` where nothing was held against it."""
+    with opened_journal(state_dir) as journal:
+        found = {} if node.isdigit() else {d.node: d for _, d in about(journal.decisions(), node)}
+        if not found:
+            raise ConfigError(f"nothing was held against {node!r}: `atoll blame` shows against whom something was")
+        for decision in found.values():
+            journal.ask_pardon(decision.node, reason)
+        return list(found)

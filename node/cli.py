@@ -12,12 +12,15 @@ import click
 
 from atoll.comm import log
 from atoll.comm.config.load import load_dataclass
+from atoll.comm.descriptors import raise_limit
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
 from atoll.comm.invite import parse, split_host_port
+from atoll.comm.terminal import say
 from atoll.node.config import Device, NodeConfig, check
 
 STATE_DIR = Path("~/.atoll/node")
+VERIFIER = "verifier"  # the role
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
 state_dir_option = click.option(
     "--state-dir",
@@ -59,10 +62,11 @@ class CommandBehindDashes(click.Command):
 @click.option("--leaf", is_flag=True, help="Peers cannot dial this machine (NAT, firewall): it dials them.")
 @click.option(
     "--role",
-    type=click.Choice(["trainer", "reducer"]),
+    type=click.Choice(["trainer", "reducer", VERIFIER]),
     default="trainer",
     show_default=True,
-    help="A reducer has no trainer: it only adds up the others' work, where they cannot dial each other.",
+    help="A reducer has no trainer: it only adds up the others' work, where they cannot dial each other. "
+    "A verifier, whom the operator trusts, replays others' rounds and contributes nothing.",
 )
 @click.option(
     "--name", default="", show_default="as before, or the host's", help="The node's name, shown to everybody."
@@ -93,8 +97,8 @@ def join(
 
     @FILE in place of URL reads it from a file, so that the token does not show in the list of processes.
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
-    device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, model, base, titan; machines,
-    machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
+    device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, cache (20 GB), model, base, titan;
+    machines, machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
     congestion; durable, disk (GB), files. A command behind -- takes neither device=cuda nor ranks: it has its own.
 
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
@@ -105,8 +109,8 @@ def join(
         check_command(command, role)
     invite = parse(_from_file(url))
     split_host_port(listen, "--listen")
-    if leaf and (advertise or role == "reducer"):
-        other = "--advertise" if advertise else "--role reducer"
+    if leaf and (advertise or role != "trainer"):
+        other = "--advertise" if advertise else f"--role {role}"
         raise ConfigError(
             f"--leaf says that nobody can dial this machine, {other} needs it to be dialled: give one"
         )
@@ -128,7 +132,7 @@ def join(
             "`device=cuda` and `ranks` are of the built-in trainer, and there is a command behind --: a script "
             "chooses its devices itself, and torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
         )
-    demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
+    demand("a node", *(["numba"] if role == "reducer" else ["torch", "numba"]))
     from atoll.node.daemon.daemon import Daemon
     from atoll.node.daemon.reducer import Reducer
     from atoll.node.daemon.state_dir import JoinOptions, load_name
@@ -136,8 +140,10 @@ def join(
     log.setup(log_level)
     name = name or load_name(state_dir / "session", invite) or socket.gethostname()
     try:
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command or ())
+        trains_as = VERIFIER if role == VERIFIER else ""
+        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command or (), trains_as)
         life = Reducer if role == "reducer" else Daemon
+        raise_limit()
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
         raise _first(errors) from None
@@ -187,7 +193,7 @@ def status(state_dir: Path, as_json: bool) -> None:
     if away := said.pop("coordinator_away_s"):
         click.echo(f"the coordinator has not answered for {away:,.0f} s; what it told before that:")
     for label, value in status_lines(said):
-        click.echo(f"{label:>18}  {value}")
+        say(f"{label:>18}  {value}")
 
 
 def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -114,8 +114,8 @@ def check(config: NodeConfig) -> None:
     for key, rate in (("upload", config.upload), ("download", config.download)):
         if not 0 <= rate < 1e9:
             raise ConfigError(f"{key} is {rate:g}: it must be 0 (no limit) or a number of Mbit/s")
-    if not 0 <= config.streams <= 64:
-        raise ConfigError(f"streams is {config.streams}: it must be 0 (automatic) or 1 ... 64")
+    if not 0 <= config.streams <= 16:
+        raise ConfigError(f"streams is {config.streams}: it must be 0 (automatic) or 1 ... 16")
     if not 0 <= config.disk < 1e9:
         raise ConfigError(f"disk is {config.disk:g}: it must be 0 (what is needed) or a number of GB")
     if not 0 <= config.cache < 1e9:

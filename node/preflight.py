@@ -18,6 +18,7 @@ BYTES_TRAINED = 8  # parameters and gradients
 # The inner optimizer's moments, of a parameter.
 MOMENT_BYTES = {OptimizerName.ADAMW: 8, OptimizerName.MUON: 8, OptimizerName.SGD: 0}
 ENCODED = 2  # vectors, encoded, that a reduce has in memory at most
+BATCHES, TOKEN_BYTES = 10, 24  # in a trainer's memory at most, those made ahead among them; of a sample's token
 PROCESS_BYTES = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 
 
@@ -36,6 +37,10 @@ def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_param
     # With overlap: what was handed over, once more; and what is trained, while the anchor is evaluated.
     each += 8 if run.overlap.delay else 0
     each += 8 if kept else 0  # what was not sent, and a copy of it on its way to the disk
+    batch = run.inner.batch_size * run.model.seq_len // node.machines
+    demand_memory(
+        BATCHES * TOKEN_BYTES * batch, f"a batch of {batch:,} tokens", "free some, or use a larger machine"
+    )
     demand_memory(
         int(params * each) + PROCESS_BYTES,
         f"the run's model of {params:,} parameters",
@@ -73,6 +78,24 @@ def check_congestion(name: str) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         except OSError:
             raise ConfigError(f"congestion={name}: this machine's kernel offers {_offered()}") from None
+
+
+def beginning_out_of_reach(run: RunConfig, node: NodeConfig) -> str:
+    """What keeps this node from reading what the run begins with, if it is the first member, in a sentence; empty:
+    nothing that shows at the join."""
+    place = run.init_from
+    scheme, separator, rest = place.partition("://")
+    if not place or (separator and scheme not in ("file", "local")):
+        return ""
+    if not node.files:
+        return (
+            f"init_from={place} is among this machine's own files, which a run may read only where the node has "
+            "files=true: without it this node cannot be the run's first"
+        )
+    path = Path(rest if separator else place).expanduser()
+    if not path.exists():
+        return f"init_from={place}: this machine has no {path.absolute()}, and this node cannot be the run's first"
+    return ""
 
 
 def check_network(node: NodeConfig) -> None:

@@ -194,8 +194,24 @@ ToDaemon = (
     | Failed
 )
 
-_decode_to_trainer = msgspec.json.Decoder(ToTrainer)
-_decode_to_daemon = msgspec.json.Decoder(ToDaemon)
+_decode_to_trainer: msgspec.json.Decoder[ToTrainer] = msgspec.json.Decoder(ToTrainer)
+_decode_to_daemon: msgspec.json.Decoder[ToDaemon] = msgspec.json.Decoder(ToDaemon)
+
+
+def from_daemon(line: bytes) -> ToTrainer:
+    """The message in a line that the daemon wrote. Raises `ValueError`."""
+    try:
+        return _decode_to_trainer.decode(line)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def from_trainer(line: bytes) -> ToDaemon:
+    """The message in a line that the trainer wrote. Raises `ValueError`."""
+    try:
+        return _decode_to_daemon.decode(line)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 class TrainerEnd:
@@ -215,7 +231,7 @@ class TrainerEnd:
         try:
             with self._socket.makefile("rb") as lines:
                 while (line := lines.readline(LIMIT)).endswith(b"\n"):
-                    self._commands.put(_decode_to_trainer.decode(line))
+                    self._commands.put(from_daemon(line))
         except (OSError, ValueError):  # the channel broke
             pass
         self._commands.put(Stop())
@@ -254,7 +270,7 @@ class DaemonEnd:
         """The trainer's next message; None when the trainer is gone."""
         try:
             line = await self._reader.readline()
-            return _decode_to_daemon.decode(line) if line.endswith(b"\n") else None
+            return from_trainer(line) if line.endswith(b"\n") else None
         except (ConnectionError, ValueError):  # gone, or talking nonsense
             return None
 

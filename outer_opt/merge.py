@@ -13,7 +13,7 @@ MIN_DIRECTION_NORM = 1e-12
 
 
 class Merge(Protocol):
-    """A way to make the members' deltas one: `mean` and `radial` are the two there are."""
+    """A way to make the members' deltas one: `mean` and `radial` here, the robust ones in `robust_merge`."""
 
     def __call__(self, deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch: Array) -> None:
         """Write the merged delta into `out` (n,); `deltas` are (n,) each; `scratch` (n,) is overwritten."""

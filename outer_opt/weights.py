@@ -34,6 +34,15 @@ def by_quality(
     return [min(w, QUALITY_BOUND * median(there)) for w in raw] if there else raw
 
 
+def bounded(weights: Sequence[float], bound: float, measure: Sequence[int] | None = None) -> list[float]:
+    """The weights, none above `bound` times the median of those above 0 at the indices `measure` (None: of all); a
+    bound of 0: as they are. So whoever says that it trained on more than the others counts little more."""
+    there = [weights[i] for i in (range(len(weights)) if measure is None else measure) if weights[i] > 0]
+    if not bound or not there:
+        return list(weights)
+    return [min(w, bound * median(there)) for w in weights]
+
+
 def shares(weights: Sequence[float], factors: Sequence[float] | None = None) -> list[float]:
     """Factors of the deltas in the mean: each weight over the sum of all, times its factor (clipping, damping).
     Raises `ValueError` unless a weight is above 0."""

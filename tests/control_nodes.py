@@ -13,11 +13,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.comm.config.run import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config.security import SecurityConfig
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as pb_grpc
+from atoll.comm.proto.join_proof import prove_join
 from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.certificates import NAME, Certificate
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.monitor.http import app
@@ -30,6 +33,7 @@ CONFIG = RunConfig(
     rounds=RoundsConfig(inner_steps=4, grace=1.0),
     members=MembersConfig(start=2, minimum=2, lease=60.0, reconnect=60.0),
     reduce=ReduceConfig(block=1, chunk=10),
+    security=SecurityConfig(own_models=True),  # forty parameters
 )
 SOON = 60.0  # seconds; nothing here takes longer than a moment on an idle machine
 
@@ -44,6 +48,7 @@ class Node:
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self.stub, self.token = pb_grpc.CoordinatorStub(channel), token
         self.session, self.node, self.seen = "", NodeId(""), list[pb.View]()
+        self.key = PrivateKey.generate()
         self._watching: asyncio.Task[None] | None = None
 
     async def join(self, session: str = "", **changes: Any) -> pb.JoinReply:
@@ -54,7 +59,9 @@ class Node:
             "name": "ada",
             "address": ":7",
         } | changes
-        reply = await self.stub.Join(pb.JoinRequest(session=session, **fields), timeout=SOON)
+        request = pb.JoinRequest(session=session, **fields)
+        prove_join(request, self.key)
+        reply = await self.stub.Join(request, timeout=SOON)
         self.session, self.node = reply.session, NodeId(reply.node_id)
         return reply
 
@@ -102,7 +109,9 @@ class Node:
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
         me = [member.node_id for member in plan.members].index(self.node)
         seals = [
-            pb.Seal(chunk=c, digest=digest(c), inputs=b"\xff")
+            pb.Seal(
+                chunk=c, digest=digest(c), inputs=b"\xff", norms=[0.0] * sum(m.weight > 0 for m in plan.members)
+            )
             for c, owner in enumerate(plan.owners)
             if owner == me
         ]
@@ -138,10 +147,10 @@ def trusting(address: str, certificate: Certificate) -> grpc.aio.Channel:
 
 @asynccontextmanager
 async def coordinator(
-    folder: Path, config: RunConfig = CONFIG, tls: Certificate | None = None
+    folder: Path, config: RunConfig = CONFIG, tls: Certificate | None = None, private: bool = True
 ) -> AsyncIterator[Coordinator]:
     journal = Journal(folder)
-    plane = ControlPlane(config, journal, lambda effect: None, tls)
+    plane = ControlPlane(config, journal, lambda effect: None, tls, private)
     port, lives = plane.listen("127.0.0.1:0"), plane.event_loop.state.incarnation
     running = asyncio.create_task(plane.run())
     here = Coordinator(plane, journal, f"127.0.0.1:{port}", tls)

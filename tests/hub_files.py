@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "b" * 40
 
 
 @contextmanager
-def hub_of(folder: Path, repository: str = "org/name") -> Iterator[str]:
-    """The endpoint of a hub whose only repository has the files of the folder."""
-    handler = type("Handler", (_Handler,), {"folder": folder, "repository": repository})
+def hub_of(folder: Path, repository: str = "org/name", second_half: Event | None = None) -> Iterator[str]:
+    """The endpoint of a hub whose only repository has the files of the folder. The second halves of files come
+    once `second_half` is set; None: at once."""
+    facts = {"folder": folder, "repository": repository, "second_half": second_half}
+    handler = type("Handler", (_Handler,), facts)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -29,6 +31,7 @@ def hub_of(folder: Path, repository: str = "org/name") -> Iterator[str]:
 class _Handler(BaseHTTPRequestHandler):
     folder: Path
     repository: str
+    second_half: Event | None
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments: object) -> None:
@@ -73,4 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            half = len(body) // 2
+            self.wfile.write(body[:half])
+            if self.second_half is not None and headers is not None:  # a file's
+                self.second_half.wait(60)
+            self.wfile.write(body[half:])

@@ -3,6 +3,7 @@
 import types
 from contextlib import closing
 from dataclasses import replace
+from enum import EnumType
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -17,6 +18,8 @@ def sample(kind: Any) -> Any:
     kind = getattr(kind, "__supertype__", kind)  # of a NewType
     if kind in PLAIN:
         return PLAIN[kind]
+    if isinstance(kind, EnumType):
+        return next(iter(kind))
     if isinstance(kind, type):
         return kind(**{name: sample(hint) for name, hint in get_type_hints(kind).items()})
     inner = [sample(arg) for arg in get_args(kind) if arg not in (..., types.NoneType)]

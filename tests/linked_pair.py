@@ -57,6 +57,8 @@ class Notes:
             return None
         return Header(kind, fence, c, len(payload)), memoryview(payload)
 
+    async def evidence(self, node: NodeId, kind: FrameKind, c: int) -> None: ...
+
     def joined(self, node: NodeId) -> None:
         self.rejoined.append(node)
         self.changed.set()

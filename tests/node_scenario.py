@@ -53,7 +53,18 @@ from atoll.node.state_machine.step import step
 
 LEASE = 40  # samples
 STALL = 100.0  # seconds
-FLAGS = ("has_state", "initialise", "evaluate", "ready", "reached", "closing", "finished", "lost", "ledger")
+FLAGS: tuple[str, ...] = (
+    "has_state",
+    "initialise",
+    "witness",
+    "evaluate",
+    "ready",
+    "reached",
+    "closing",
+    "finished",
+    "lost",
+)
+FLAGS += ("tied", "ledger")
 
 
 class Run:

@@ -15,6 +15,8 @@ import numpy as np
 from encoders import at_once
 
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector
+from atoll.comm.allreduce.delta_samples import DeltaSamples
+from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.allreduce.sealing import GatheredSeal, SealFormat, WeightedMean
@@ -27,6 +29,7 @@ from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Plan, PlanMember
+from atoll.comm.signatures import SIGNATURE_BYTES
 from atoll.comm.transport import frames
 from atoll.comm.transport.connection import Link
 from atoll.comm.transport.data_plane import DataPlane
@@ -55,7 +58,8 @@ def pooled_vector(payloads: Sequence[U8], buffers: BufferPool) -> EncodedVector:
     """An encoded vector in memory that is used again, as a node's is."""
 
     def copy(c: int) -> U8:
-        part = buffers.take(payloads[c].size, payloads[0].size)
+        largest = payloads[0].size + SIGNATURE_BYTES
+        part = buffers.take(payloads[c].size + SIGNATURE_BYTES, largest)[: payloads[c].size]
         part[:] = payloads[c]
         return part
 
@@ -103,6 +107,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.seals: dict[int, tuple[Plan, SealReport]] = {}
+        self.sums: dict[int, SealReport] = {}
         self.orphaned: dict[int, bytes] | None = None
         self.blamed: list[tuple[NodeId, str]] = []
         self.root, self.proven = b"", False
@@ -112,6 +117,10 @@ class Reports:
 
     def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
         self.seals[seal.chunk] = plan, seal
+        self.changed.set()
+
+    def summed(self, plan: Plan, sum_: SealReport, more: bool) -> None:
+        self.sums[sum_.chunk] = sum_
         self.changed.set()
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
@@ -150,13 +159,21 @@ class Member:
         plan: Plan,
         codec: Codec = CODEC,
         sealing: SealFormat | None = None,
+        signer: InputSigner | None = None,
+        samples: DeltaSamples | None = None,
     ) -> None:
         self.plane, self.reports = plane, Reports()
         self.latest: dict[int, U8] = {}  # the latest of each sealed chunk
         terms = codec, CHUNKS, plan, self.reports, sealing, self.latest.__setitem__
         self.vector = None if encoded is None else pooled_vector(encoded, plane.peers.buffers)
-        self.reduction = Reduction(plane.peers, plane.node, self.vector, *terms)
+        self.reduction = Reduction(
+            plane.peers, plane.node, self.vector, *terms, signer, samples.get if samples else None
+        )
         self.task = asyncio.create_task(self.reduction.run())
+
+    def vector_of(self, payloads: Sequence[U8]) -> EncodedVector:
+        """Another one, in this member's memory."""
+        return pooled_vector(payloads, self.plane.peers.buffers)
 
     async def holds_all(self) -> list[bytes]:
         """The sealed bytes, when they are here."""

@@ -39,6 +39,7 @@ One step takes one sample, a sample is one token. Lines that begin with => are n
 changed: commits, published records, and the round with its participants and reason, as the command left it.
 """
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -54,7 +55,7 @@ from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.leases import Lease, Leases
-from atoll.coordinator.state_machine.ledger import Ledger
+from atoll.coordinator.state_machine.ledger import Ledger, seal_terms
 from atoll.coordinator.state_machine.members import Member
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
@@ -98,7 +99,7 @@ class Run:
         if not isinstance(event, ev.Heartbeat) and (effects or self.state != before):
             self.journal.append((self.now, event))
         for effect in effects:
-            self.say(effect.sentence if isinstance(effect, ev.Note) else published(effect.record, self.name))
+            self.say(told(effect, self.name))
         pending = self.state.pending
         if self.state.committed != before.committed and pending is not None:
             parts = (f"{self.name(n)} {weight:g}" for n, weight in pending.contributors.items())
@@ -259,8 +260,8 @@ class Run:
                 if "since" in options:
                     fence = fence._replace(attempt=int(options["since"]))
                     chunks = [c for c in chunks if r.ledger.since[c] == fence.attempt]
-                seals = ((c, digest(f"{word} {c}".encode()), self.alive()) for c in chunks)
-                return ev.ChunksSealed(node, life, fence, tuple(seals))
+                seals = tuple((c, digest(f"{word} {c}".encode()), self.alive()) for c in chunks)
+                return ev.ChunksSealed(node, life, fence, seals, norms_of(r.ledger, seals))
             case "orphans":
                 assert fence is not None
                 told = (int(c) for c in options.get("here", "").split(",") if c)
@@ -270,7 +271,8 @@ class Run:
                 root = r.ledger.root if r.ledger.complete else b""
                 root = digest(options["word"].encode()) if "word" in options else root
                 measured, proven = self.measured(node), "proven" in options
-                return ev.ReduceComplete(node, life, fence, root, 1000, 1000, 0.0, 0.0, *measured, proven)
+                seen = tuple((n, 100.0, 100.0) for n in self.near if n != node)
+                return ev.ReduceComplete(node, life, fence, root, 1000, 1000, 0.0, 0.0, *measured, proven, seen)
             case "lost":
                 assert fence is not None
                 return ev.PeerUnreachable(node, life, self.node(rest[0]), fence, "connection reset")
@@ -411,6 +413,12 @@ class Desk:
         self.said.append(f"{verb} {' '.join(args)}: {shown_leases(self.leases, str)}")
 
 
+def norms_of(ledger: Ledger, seals: tuple[tuple[int, bytes, bytes], ...], norm: float = 0.0) -> tuple[bytes, ...]:
+    """The norms that owners tell with these seals: that of each term."""
+    terms = (seal_terms(ledger, c, inputs) for c, _, inputs in seals)
+    return tuple(struct.pack(f"<{len(a) + len(b)}f", *[norm] * (len(a) + len(b))) for a, b in terms)
+
+
 def shown_leases(leases: Leases, name: Callable[[NodeId], str]) -> str:
     held = "".join(f"{name(n)} {ranges(lease)}; " for n, lease in sorted(leases.by_node.items()))
     return f"{held}free {ranges(leases.free)}; never leased {leases.next}.."
@@ -423,6 +431,16 @@ def ranges(lease: Lease) -> str:
 def shown_member(m: Member) -> str:
     before = "" if m.suspected is None else f" (before: {m.state})"
     return f"{m.name} {m.shown_state}{before}{f': {m.shown_reason}' if m.shown_reason else ''}"
+
+
+def told(effect: ev.Effect, name: Callable[[NodeId], str]) -> str:
+    match effect:
+        case ev.Note(sentence):
+            return sentence
+        case ev.Publish(record):
+            return published(record, name)
+        case ev.Decision(number, node, evidence=evidence, consequence=consequence, weight=weight):
+            return f"=> decision {number}: {name(node)}, {evidence.offence}: {consequence}, weight {weight:g}"
 
 
 def published(record: ev.CommitRecord, name: Callable[[NodeId], str]) -> str:

@@ -31,13 +31,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comm.codecs": {"comm", "comm.config"},
     "comm.transport": {"comm", "comm.codecs"},
     "comm.allreduce": {"comm", "comm.codecs", "comm.transport"},
+    "coordinator.door": {"comm"},
     "coordinator.placement": {"comm"},
     "coordinator.state_machine": {"comm", "comm.config", "comm.transport", "coordinator.placement", "outer_opt"},
-    "coordinator.service": {"comm", "comm.config", "comm.proto", "comm.transport", "coordinator.state_machine"},
+    "coordinator.service": {
+        *("comm", "comm.config", "comm.proto", "comm.transport"),
+        *("coordinator.door", "coordinator.state_machine"),
+    },
     "coordinator.monitor": {"comm", "comm.config", "coordinator.service", "coordinator.state_machine"},
     "coordinator.server": {
         *("comm", "comm.config", "comm.transport"),
-        *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
+        *("coordinator.door", "coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
     },
     "coordinator.cli": {"comm", "comm.config", "coordinator.monitor", "coordinator.server"},
     "coordinator.demo": {
@@ -77,29 +81,33 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # The door of a room: its modules that other rooms import. Nobody reaches through it to what is behind.
 DOORS: dict[str, str] = {
-    "outer_opt": "arrays clip damping feedback fragments merge nesterov overlap schedule sgd tensors weights",
-    "comm": "accelerators bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
-    "folders fragment_schedule ids invite leases log plan replace workers",
-    "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
-    "comm.config": "engine hf hf_config load methods model outer plugin round_time rules run shipped",
+    "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
+    "sgd tensors weights",
+    "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
+    "digest errors evidence extras faults files folders fragment_schedule ids invite leases log plan rate_limits "
+    "receipts replace signatures strangers strikes terminal workers",
+    "comm.proto": "atoll_pb2 atoll_pb2_grpc join_proof packed_plan",
+    "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
+    "round_time rules run security shipped",
     "comm.codecs": "codec factory warm_up zstd",
-    "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames peer_links "
+    "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames key_ring peer_links "
     "stream_policy tls",
-    "comm.allreduce": "delta_encoder listener reduction sealing",
+    "comm.allreduce": "auditor delta_encoder delta_samples input_signer listener reduction sealing",
+    "coordinator.door": "front_door ports",
     "coordinator.placement": "bandwidth_shares two_level",
-    "coordinator.state_machine": "events members state step weights",
-    "coordinator.service": "control_plane event_loop journal telemetry",
-    "coordinator.monitor": "http terminal wandb_logger",
+    "coordinator.state_machine": "conduct events members run_layout state step weights",
+    "coordinator.service": "control_plane event_loop invites journal telemetry",
+    "coordinator.monitor": "blame http terminal wandb_logger",
     "node": "config devices engine_check preflight trainer_channel",
-    "node.data": "dataset manifest network samples source store",
+    "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",
     "node.recovery": "recovery",
-    "node.participant": "batches daemon_link flat_vector participant rank_group",
-    "node.trainer": "optimizer process",
+    "node.participant": "batches daemon_link flat_vector participant rank_group step_outcome",
+    "node.trainer": "optimizer process unfinished_step",
     "node.daemon": "control_socket daemon reducer state_dir worker",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.

@@ -35,6 +35,7 @@ class Node:
     connections: asyncio.Queue[DaemonEnd]  # later ones: of other ranks, which say `Failed`
     progress: list[trainer_channel.Progress] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    preparing: list[str] = field(default_factory=list)
 
     async def attach(self) -> trainer_channel.Hello:
         hello = await self.answer(trainer_channel.Hello)
@@ -60,8 +61,10 @@ class Node:
                     self.progress.append(message)
                 case trainer_channel.LogLine(sentence):
                     self.told.append(sentence)
+                case trainer_channel.Preparing(sentence):
+                    self.preparing.append(sentence)
                 case _:
-                    assert isinstance(message, trainer_channel.Preparing | trainer_channel.Reached), message
+                    assert isinstance(message, trainer_channel.Reached), message
 
     async def failure(self) -> str:
         """The sentence with which any rank says that a restart would not help, before the trainer ends."""

@@ -12,6 +12,8 @@ from atoll.comm.buffers import BufferPool, thread_scratch
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
+from atoll.comm.digest import digest
+from atoll.comm.signatures import SIGNATURE_BYTES
 from atoll.comm.workers import threads, workers
 
 CHUNKS_AT_ONCE = 8  # chunks that a thread encodes before others may have them
@@ -27,6 +29,7 @@ class EncodedVector:
     ) -> None:
         """`reencode` makes a chunk anew, the same bytes; None: all stay here."""
         self._chunks, self.ready, self._reencode, self._ended = list(chunks), ready, reencode, False
+        self._digests: list[bytes | None] = [None] * len(self._chunks)
         self._more = asyncio.Event()  # set, and replaced, whenever there are more
 
     async def chunk(self, c: int) -> U8 | None:
@@ -67,6 +70,14 @@ class EncodedVector:
         self._more.set()
         self._more = asyncio.Event()
 
+    def digest_of(self, c: int) -> bytes | None:
+        """The digest of chunk `c`, which is ready; None: nobody has computed it."""
+        return self._digests[c]
+
+    def put_digest(self, c: int, digest: bytes) -> None:
+        """Remember the digest of chunk `c` until it is made anew."""
+        self._digests[c] = digest
+
     def end(self) -> None:
         """End the vector: no more chunks come, and who waits for one gets None."""
         self._ended = True
@@ -77,24 +88,17 @@ def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:
     """The l2 norm of what an encoded vector decodes to; not to be called in one of the `workers`."""
 
     def square(c: int) -> float:
-        decoded = thread_scratch(chunks.size(c))
-        codec.decode(payloads[c], decoded)
-        return squared_norm(decoded)
+        return codec.square(payloads[c], chunks.size(c))
 
-    return math.sqrt(sum(workers().map(square, range(chunks.count))))
-
-
-def squared_norm(x: F32) -> float:
-    """The sum of squares of `x` (n,) fp32, in fp64."""
-    wide = x.astype(np.float64)
-    return float(np.dot(wide, wide))
+    return math.sqrt(math.fsum(workers().map(square, range(chunks.count))))
 
 
 class DeltaEncoder:
     """Encodes `anchor - local`, both (numel,) fp32, which do not change meanwhile.
 
     `buffers`: memory to use. `offer` changes a part of that difference in place before it is encoded; several
-    threads call it. `permanent`: no chunk is released.
+    threads call it. `permanent`: no chunk is released. `digested`: the encoded vector has the digest of each
+    chunk, which costs least while the chunk is in the processor's cache.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class DeltaEncoder:
         buffers: BufferPool | None = None,
         offer: Callable[[slice, F32], None] | None = None,
         permanent: bool = False,
+        digested: bool = False,
     ) -> None:
         if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
             raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
@@ -114,9 +119,9 @@ class DeltaEncoder:
             np.asarray(local),
         )  # of a map each slice costs ten times that
         self._codec, self._chunks = codec, chunks
-        self._offer = offer
+        self._offer, self._digested = offer, digested
         self._buffers = BufferPool() if buffers is None else buffers
-        self._largest = codec.size(chunks.largest)
+        self._largest = codec.size(chunks.largest) + SIGNATURE_BYTES
         self.encoded = EncodedVector([None] * chunks.count, reencode=None if permanent else self._reencode)
         self._threads = threads()
 
@@ -133,7 +138,8 @@ class DeltaEncoder:
     async def _encoded(self, several: range) -> list[U8]:
         """These chunks, by all workers."""
         sizes = [self._codec.size(self._chunks.size(c)) for c in several]
-        parts = [self._buffers.take(size, self._largest) for size in sizes]
+        # With room for what is sent behind them:
+        parts = [self._buffers.take(size + SIGNATURE_BYTES, self._largest)[:size] for size in sizes]
         await self._compute(lambda: self._encode_each(several, parts))
         for part in parts:
             part.flags.writeable = False
@@ -160,3 +166,5 @@ class DeltaEncoder:
                         self._codec.encode(delta, payload[octets])
                     except NonFinite as error:
                         raise NonFinite("the delta holds NaN or infinity", part.start + error.element) from None
+            if self._digested:
+                self.encoded.put_digest(c, digest(payload))

@@ -9,12 +9,19 @@ from atoll.comm.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """An owner's report to the ledger of one chunk that it sealed."""
+    """An owner's report to the ledger of one chunk that it sealed; or a relay's, of one that it summed."""
 
     chunk: int
     since: int  # the attempt in which it got the chunk
     digest: bytes
     inputs: tuple[int, ...]  # places in the plan of those whose contributions are in it
+    # l2 of each term of the mean as it was merged, by place: contributions, and at relays' places the means of
+    # their regions; empty where the plan looks at none
+    norms: tuple[float, ...] = ()
+    # the length of each term along the delta that an earlier round sealed of this chunk, by place, and the l2 norm
+    # of that delta; empty and 0 where this member does not have it
+    dots: tuple[float, ...] = ()
+    reference: float = 0.0
 
 
 class ReduceListener(Protocol):
@@ -22,6 +29,10 @@ class ReduceListener(Protocol):
 
     def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
         """Report that this member has sealed a chunk; `more`: others will follow."""
+
+    def summed(self, plan: Plan, sum_: SealReport, more: bool) -> None:
+        """Report that this member, a relay, has averaged a chunk of its region's contributions, whose norms the
+        plan looks at; `more`: other reports will follow."""
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         """Report the sealed chunks without an owner that this member has, as (chunk, digest)."""

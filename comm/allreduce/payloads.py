@@ -2,6 +2,7 @@
 
     CONTRIBUTION    what the codec makes of a chunk
     PARTIAL         the same of a region's mean; behind it a bit for each member of the plan's regions
+                    (either with its sender's signature behind it, where the plan has a salt)
     SEALED          what the seal format makes of a chunk's contributions
 
 Each may travel as a smaller zstandard frame, and is unpacked when it is here.
@@ -16,6 +17,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs import zstd
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.plan import Plan
+from atoll.comm.signatures import SIGNATURE_BYTES
 from atoll.comm.transport.adaptive_zstd import AdaptiveZstd
 from atoll.comm.transport.frames import FrameKind, Header
 
@@ -31,7 +33,7 @@ class Payloads:
         self._sizes = [codec.size(chunks.size(c)) for c in range(chunks.count)]
         one, two = (sealing.size(chunks.size(0), terms) for terms in (1, 2))
         self.fixed_seal_size = one == two  # a sealed chunk has the same size whatever is in it
-        self._largest = max(self._sizes[0], one)  # bytes of a buffer
+        self._largest = max(self._sizes[0], one) + SIGNATURE_BYTES  # bytes of a buffer
 
     def encoded_size(self, c: int) -> int:
         """Bytes of a contribution to chunk `c`."""
@@ -41,7 +43,13 @@ class Payloads:
         """Bytes of such a payload; 0: it is told by its contents."""
         if kind is FrameKind.SEALED:
             return self.sealing.size(self.chunks.size(c), 1) if self.fixed_seal_size else 0
-        return self._sizes[c] + (-(-len(plan.regions) // 8) if kind is FrameKind.PARTIAL else 0)
+        size = self._sizes[c] + (-(-len(plan.regions) // 8) if kind is FrameKind.PARTIAL else 0)
+        return size + self.signature_size(kind, plan)
+
+    def signature_size(self, kind: FrameKind, plan: Plan) -> int:
+        """Bytes of the signature behind such a payload, which is never packed."""
+        signed = plan.salt and kind in (FrameKind.CONTRIBUTION, FrameKind.PARTIAL)
+        return SIGNATURE_BYTES if signed else 0
 
     def fits(self, header: Header, plan: Plan) -> bool:
         """Whether a payload can have the length that its header says."""

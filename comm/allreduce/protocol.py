@@ -388,7 +388,7 @@ class ReduceProtocol:
             source = self._chunks[c].source
             if source in asked and asked[source] < PULLS_AT_ONCE:
                 asked[source] += 1
-                out += self.pull(c, source) or self.pull(c)
+                out += self.pull(c, source) or self.pull(c) or self._exhaust(c)  # who was asked last says nothing
         return out
 
     def contributors_due(self) -> Iterator[NodeId]:

@@ -31,7 +31,7 @@ Which contributions these were is in the ledger. This file binds what decides (`
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
@@ -39,6 +39,7 @@ import numpy as np
 from atoll.comm.allreduce import control_frames
 from atoll.comm.allreduce.control_frames import CONTROL_KINDS
 from atoll.comm.allreduce.delta_encoder import EncodedVector
+from atoll.comm.allreduce.delta_samples import DeltaSample
 from atoll.comm.allreduce.effects import (
     Effect,
     FrameVerdict,
@@ -53,15 +54,17 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
+from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.allreduce.late_peers import AskState, LatePeers, Lost, Ping, PullFrom
 from atoll.comm.allreduce.listener import ReduceListener, SealReport
 from atoll.comm.allreduce.merge_executor import MergeExecutor, PendingMerge
 from atoll.comm.allreduce.payloads import Payloads
 from atoll.comm.allreduce.protocol import ReduceProtocol
+from atoll.comm.allreduce.reduce_evidence import ReduceEvidence
 from atoll.comm.allreduce.routes import links
 from atoll.comm.allreduce.sealing import SealFormat, UnusableContribution, mean_of
 from atoll.comm.bitmap import places
-from atoll.comm.byte_view import U8
+from atoll.comm.byte_view import U8, Octets
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
@@ -98,22 +101,28 @@ class Reduction:
         listener: ReduceListener,
         sealing: SealFormat | None = None,
         on_sealed: Callable[[int, U8], None] | None = None,
+        signer: InputSigner | None = None,
+        samples: Callable[[int], DeltaSample | None] | None = None,
     ) -> None:
         """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `InvalidPlan`.
         `sealing`: None for the plain mean, encoded with `codec`, as contributions are. `on_sealed` is called with
-        each sealed chunk that is here; before the commit another one may still take its place."""
+        each sealed chunk that is here; before the commit another one may still take its place. `signer`: for what
+        this member sends, where the plan has a salt; None: nobody can hold it to that. `samples`: of chunks'
+        deltas of an earlier round, with which contributions are compared where the plan looks at norms."""
         self.round, self.me = plan.round, me
         self._peers, self._encoded, self._codec, self._chunks = peers, encoded, codec, chunks
         self._listener, self._on_sealed = listener, on_sealed or _nobody
         others = max(sum(m.weight > 0 for m in plan.members) - 1, 1)
         self._exchange = ReduceProtocol(me, chunks.count, int(WINDOW_SHARE * chunks.count / others))
         self._payloads = Payloads(codec, chunks, sealing or mean_of(codec), peers.buffers, peers.compressor)
-        self._executor = MergeExecutor(me, encoded, self._payloads)
+        self._executor = MergeExecutor(me, encoded, self._payloads, signer, samples)
+        self._evidence = ReduceEvidence(me, encoded, signer)
         self._late = LatePeers()
         self._sealed: list[U8 | None] = [None] * chunks.count
         self._region_means: dict[int, U8] = {}  # by chunk; with the places of those who are in them
         self._replanned = asyncio.Event()
         self._merges: set[asyncio.Task[None]] = set()
+        self._terms: dict[int, SealReport] = {}  # by chunk: what is told of the terms of this member's latest mean
         self._sent = Counter[int]()  # by chunk: how often this member's own was sent, or begun to be
         self._fault: BaseException | None = None  # of this node's own
         self._begun = self._over = False
@@ -245,7 +254,7 @@ class Reduction:
         match kind:
             case FrameKind.CONTRIBUTION:
                 self._sent[c] += 1
-                payload = await self._encoded.chunk(c) if self._encoded is not None else None
+                payload = await self._evidence.contribution(self.plan, c)
             case FrameKind.PARTIAL:
                 payload = self._region_means.get(c)
             case FrameKind.SEALED:
@@ -260,9 +269,19 @@ class Reduction:
         # A short path is seldom slow, and what it carries hard to tell.
         long_path = self._peers.peer(node).long_path
         able = self._payloads.fixed_seal_size or kind is not FrameKind.SEALED
-        if long_path and able and (packed := await self._payloads.pack(kind, c, since, payload)) is not None:
+        end = payload.size - self._payloads.signature_size(kind, self.plan)
+        if long_path and able and (packed := await self._payloads.pack(kind, c, since, payload[:end])) is not None:
+            packed += payload[end:].tobytes()
             return Header(kind, fence, c, len(packed), packed=True, place=place), memoryview(packed)
         return Header(kind, fence, c, payload.size, place=place), payload.data
+
+    async def evidence(self, node: NodeId, kind: FrameKind, c: int) -> Octets | None:
+        """Answer `node`, a member or a verifier, that asks for this member's contribution to chunk `c`, or for its
+        receipt; None: it is not here."""
+        may_ask = node in self.plan.verifiers or any(m.node == node for m in self.plan.members if not m.gone)
+        if not self._has(c) or self._over or not may_ask:
+            return None
+        return await self._evidence.answer(self.plan, kind, c)
 
     def joined(self, node: NodeId) -> None:
         """Ask `node`, to which there is a link again, what it has, and tell it what is here."""
@@ -307,7 +326,10 @@ class Reduction:
             self._payloads.give_back(payload)
             return
         try:
-            size = self._payloads.size(kind, c, self.plan)
+            signed = self._payloads.signature_size(kind, self.plan)
+            size = self._payloads.size(kind, c, self.plan) - signed
+            signature = payload[payload.size - signed :].tobytes()
+            payload = payload[: payload.size - signed] if signed else payload
             whole = self._payloads.unpack(c, payload, size) if header.packed else payload
             if kind is FrameKind.SEALED:
                 self._payloads.sealing.check(whole, self._chunks.size(c))
@@ -327,9 +349,11 @@ class Reduction:
             if (effects := self._exchange.region_sum_arrived(node, c, listed)) is None:
                 self.lost(node, f"its region's mean of chunk {c} was refused: it claims places of others")
                 return
+            self._executor.signatures[c, header.place] = signature
             self._executor.inbox.put(c, self.plan.index(node), mean)
             self._do(effects)
         else:
+            self._executor.signatures[c, header.place] = signature
             self._executor.inbox.put(c, self.plan.index(node), whole)
             self._do(self._exchange.contribution_arrived(node, c))
 
@@ -344,7 +368,9 @@ class Reduction:
                     task.add_done_callback(self._merge_ended)
                 case ReportSeal(c, since, sum_, inputs):
                     self._listener.sealed(
-                        self.plan, SealReport(c, since, sum_, inputs), self._exchange.chunks_to_seal > 0
+                        self.plan,
+                        replace(self._terms.pop(c), chunk=c, since=since, digest=sum_, inputs=inputs),
+                        self._exchange.chunks_to_seal > 0,
                     )
                 case FreeContributions(c):
                     self._executor.free(c)
@@ -375,15 +401,21 @@ class Reduction:
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
                 self.lost(merge.plan.members[refused.place].node, sentence)
             return
-        payload, sum_ = found
+        payload, sum_ = found.payload, found.digest
+        report = SealReport(c, order.since, sum_, order.inputs, found.norms, found.dots, found.reference)
         if isinstance(order, SumRegion):
             effects = self._exchange.region_summed(c, order.since, order.inputs)
+            if effects and found.norms:
+                self._listener.summed(self.plan, report, self._exchange.chunks_to_seal > 0)
             self._do(effects)
             if effects:
                 self._region_means[c] = payload
+                self._evidence.merged(merge, found)
             return
+        self._terms[c] = report
         effects = self._exchange.chunk_merged(c, order.since, order.inputs, sum_)
         if effects:
+            self._evidence.merged(merge, found)
             self._is_sealed(c, payload, True)
         else:
             self._payloads.give_back(payload)  # the chunk has another owner now

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.comm.buffers import thread_scratch
 from atoll.comm.byte_view import U8 as U8
 from atoll.comm.byte_view import Octets as Octets
 from atoll.comm.byte_view import view as view
@@ -63,6 +64,7 @@ U16 = NDArray[np.uint16]
 Parts = Sequence[tuple[slice, slice]]  # elements of a vector, and their bytes encoded
 
 PART_ELEMENTS = 1 << 17  # elements
+SQUARE_ELEMENTS = 1 << 15  # elements that are squared at once: in fp64 they fit into a core's own cache
 LARGEST = np.float32(np.finfo(np.float32).max)
 LARGEST_SCALE = struct.Struct("<f")  # of a part, before the shares of it
 
@@ -127,6 +129,10 @@ class Codec(Protocol):
         """Write into `out` (n,) the bits that `accumulate` makes of zeros and each payload, in order. Raises
         `Malformed`."""
 
+    def square(self, payload: Octets, numel: int) -> float:
+        """Check `payload` and return the sum of the squares of its `numel` elements, in fp64, rounded as often as
+        there are elements at most. Raises `Malformed`."""
+
 
 class Fp32:
     """The `Codec` that loses nothing."""
@@ -157,6 +163,9 @@ class Fp32:
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
         sequential_mean(self, payloads, weights, out)
+
+    def square(self, payload: Octets, numel: int) -> float:
+        return squared_norm(self._elements(payload, numel))
 
     def _elements(self, payload: Octets, numel: int) -> F32:
         x: F32 = _octets(payload, self.size(numel)).view("<f4")
@@ -194,6 +203,9 @@ class Bf16:
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
         sequential_mean(self, payloads, weights, out)
+
+    def square(self, payload: Octets, numel: int) -> float:
+        return decoded_square(self, payload, numel)
 
     def _halves(self, payload: Octets, numel: int) -> U16:
         halves: U16 = _octets(payload, self.size(numel)).view("<u2")
@@ -246,6 +258,9 @@ class _Integers:
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
         sequential_mean(self, payloads, weights, out)
+
+    def square(self, payload: Octets, numel: int) -> float:
+        return decoded_square(self, payload, numel)
 
     def _checked(self, payload: Octets, numel: int) -> list[tuple[slice, F32, U8]]:
         """Of each part its elements, the scales of its blocks, and the bytes of its integers."""
@@ -304,6 +319,10 @@ class Int8(_Integers):
             to[edge:] = 0.0
             for weight, (_, of_blocks, values) in zip(each, parts, strict=True):
                 kernels.add_int8(values[edge:], self.block, of_blocks[blocks:], weight, to[edge:])
+
+    def square(self, payload: Octets, numel: int) -> float:
+        checked = self._checked(payload, numel)
+        return sum(float(kernels.square_int8(values, self.block, scales)) for _, scales, values in checked)
 
     def _octets(self, numel: int) -> int:
         return numel
@@ -412,6 +431,19 @@ class _Header:
         """Compared as bits, so that NaN, infinity, and what is negative, even -0.0, are beyond the limit."""
         if scales.view(np.uint32).max(initial=np.uint32(0)) > self._largest.view(np.uint32):
             raise Malformed("it holds scales that are negative or not finite")
+
+
+def decoded_square(codec: Codec, payload: Octets, numel: int) -> float:
+    """`Codec.square` for codecs that have no faster way: decode, and look at what that gives."""
+    decoded = thread_scratch(numel)
+    codec.decode(payload, decoded)
+    return squared_norm(decoded)
+
+
+def squared_norm(x: F32) -> float:
+    """The sum of squares of `x` (n,) fp32, in fp64."""
+    parts = (x[i : i + SQUARE_ELEMENTS].astype(np.float64) for i in range(0, x.size, SQUARE_ELEMENTS))
+    return sum(float(np.dot(part, part)) for part in parts)
 
 
 def sequential_mean(codec: Codec, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:

@@ -343,6 +343,20 @@ def from_int8_far(values: U8, block: int, scales: F32, out: F32) -> None:
     from_int8(values[whole * block :], block, scales[whole:], out[whole * block :])
 
 
+@_kernel(types.float64, _read(_u8), _int, _read(_f32))
+def square_int8(values: U8, block: int, scales: F32) -> float:
+    """The sum of squares of the decoded elements: exact within a block, but for its scale, of which each element
+    is a multiple."""
+    total = 0.0
+    for b in range(scales.size):
+        part, square = values[b * block : b * block + block], np.int64(0)
+        for i in range(part.size):
+            q = np.int32(np.int8(part[i]))
+            square += np.int64(q * q)
+        total += np.float64(scales[b]) * np.float64(scales[b]) * np.float64(square)
+    return total
+
+
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
 def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
     """Add each decoded element, times `weight`, to `out`; each operation is rounded once."""

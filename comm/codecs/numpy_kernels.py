@@ -70,6 +70,12 @@ def from_int8_far(values: U8, block: int, scales: F32, out: F32) -> None:
     from_int8(values, block, scales, out)
 
 
+def square_int8(values: U8, block: int, scales: F32) -> float:
+    squares = values.view(np.int8).astype(np.int64) ** 2
+    of_blocks = np.add.reduceat(squares, np.arange(0, values.size, block)) if values.size else squares
+    return float(np.dot(scales.astype(np.float64) ** 2, of_blocks.astype(np.float64)))
+
+
 def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
     decoded = np.empty(out.size, np.float32)
     from_int8(values, block, scales, decoded)

@@ -26,7 +26,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.comm.codecs.codec import F32, U8, U16, ByteShuffle, Malformed, NonFinite, Octets, Parts, sequential_mean
+from atoll.comm.codecs.codec import (
+    F32,
+    U8,
+    U16,
+    ByteShuffle,
+    Malformed,
+    NonFinite,
+    Octets,
+    Parts,
+    decoded_square,
+    sequential_mean,
+)
 
 if TYPE_CHECKING:
     from atoll.comm.codecs import kernels as kernels
@@ -84,6 +95,9 @@ class Sparse:
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
         sequential_mean(self, payloads, weights, out)
+
+    def square(self, payload: Octets, numel: int) -> float:
+        return decoded_square(self, payload, numel)
 
     def _checked(self, payload: Octets, numel: int) -> tuple[U16, U8, F32, F32]:
         octets: U8 = np.frombuffer(payload, np.uint8)

@@ -76,6 +76,7 @@ def exercise(codec: Codec) -> None:
     codec.decode(payload, out, far=True)
     codec.accumulate(payload, np.float32(0.5), out)
     codec.mean([payload, payload], [0.5, 0.5], out)
+    codec.square(payload, x.size)
 
 
 @contextmanager

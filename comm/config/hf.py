@@ -9,17 +9,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from atoll.comm.config.rules import Rule, positive, representable
-from atoll.comm.errors import ConfigError, ResourceError
-from atoll.comm.extras import demand
+from atoll.comm.config.model_source import HUB_MODEL, MAX_CONFIG_SIZE, config_text
+from atoll.comm.config.rules import MAX_LAYERS, Rule, positive, representable
+from atoll.comm.errors import ConfigError
 
-HUB = "hf://"
-HUB_MODEL = r"hf://[\w.-]+/[\w.-]+(@[\w./-]+)?"
-CONFIG = "config.json"
-MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_DEPTH = 32  # objects and lists within one another
 DIGEST_DIGITS = 32
 CODE_KEY = "auto_map"  # names modules of a repository that its model is to be built by
@@ -70,6 +65,8 @@ class HfConfig:
     base: str = ""
     digest: str = ""  # of the tensors in `base` (`python -m atoll.node.engines.hf_weights digest BASE`)
     dtype: BaseDtype = BaseDtype.FP32  # of the frozen weights in a node's memory
+    # train also an architecture of which a node cannot try whether documents that share a sample stay apart
+    assume_isolation: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     @property
@@ -117,7 +114,7 @@ class HfConfig:
             "engine is hf and hf.config is empty: give a model's folder, hf://org/name, or the content of its "
             "config.json",
         )
-        yield len(self.config) <= MAX_CONFIG_BYTES, f"hf.config has more than {MAX_CONFIG_BYTES:,} characters"
+        yield len(self.config) <= MAX_CONFIG_SIZE, f"hf.config has more than {MAX_CONFIG_SIZE:,} characters"
         wrong = _wrong_json(self.config)
         yield not wrong, f"hf.config is not the content of a config.json: {wrong}"
         kind = self.content.get("model_type")
@@ -135,6 +132,11 @@ class HfConfig:
             not quantised,
             f"hf.config is of a quantised {self.architecture}: give the model whose weights are not quantised",
         )
+        for key, value in _integers(self.content):
+            yield (
+                "layer" not in key or value <= MAX_LAYERS,
+                f"hf.config has {key}={value}: {MAX_LAYERS} are the most",
+            )
         positions, vocabulary = self.positions, self.vocab_size
         yield (
             positions is None or seq_len <= positions,
@@ -177,33 +179,15 @@ def resolved(hf: HfConfig) -> HfConfig:
 
 
 def read_config(where: str) -> str:
-    """The content of config.json in a folder, or in hf://org/name, on one line. Raises `ConfigError` where it is
-    none, `ResourceError` where it cannot be read."""
-    path = Path(_fetched(where)) if where.startswith(HUB) else Path(where).expanduser()
-    path = path / CONFIG if path.is_dir() else path
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResourceError(f"hf.config: cannot read {path}: {error}") from None
+    """The content of config.json in a folder, or in hf://org/name, on one line. Raises `ConfigError` where there
+    is none, `ResourceError` where it cannot be read."""
+    text = config_text(where, "hf.config")
     if wrong := _wrong_json(text):
-        raise ConfigError(f"hf.config: {path} is not a model's config.json: {wrong}")
+        raise ConfigError(f"hf.config={where}: it is not a model's config.json: {wrong}")
     return json.dumps(json.loads(text), separators=(",", ":"))
 
 
-def _fetched(url: str) -> str:
-    """The path of a copy of config.json in hf://org/name."""
-    demand(f"hf.config={url}", "huggingface_hub")
-    from huggingface_hub import hf_hub_download
-
-    name, _, revision = url.removeprefix(HUB).partition("@")
-    try:
-        return str(hf_hub_download(name, CONFIG, revision=revision or None))
-    except Exception as error:  # the hub's client raises its own, and those of two HTTP libraries
-        said = str(error).strip().partition("\n")[0]
-        raise ResourceError(f"hf.config: cannot fetch {CONFIG} of {url}: {said}") from None
-
-
-def _wrong_json(text: str) -> str:
+def _wrong_json(text: str | bytes) -> str:
     """What is wrong with a config.json; empty: nothing."""
     try:
         found = json.loads(text)
@@ -228,6 +212,15 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
         for key, value in found.items()
         if not key.startswith("_") and key not in LEFT_OUT
     }
+
+
+def _integers(found: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The integers of a config.json, and of those within it, with their keys."""
+    for key, value in found.items():
+        if isinstance(value, dict):
+            yield from _integers(value)
+        elif isinstance(value, int):
+            yield key, value
 
 
 def _has_key(found: Any, key: str) -> bool:

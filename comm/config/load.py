@@ -5,7 +5,9 @@ Only what was written on this machine is read here. Over the wire the configurat
 would be resolved.
 """
 
+import logging
 import re
+from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,27 +17,42 @@ import msgspec
 
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.hf import resolved
-from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.run import RunConfig, check
 from atoll.comm.errors import ConfigError
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
-def load_run(path: Path, overrides: tuple[str, ...] = (), method: Path | None = None) -> RunConfig:
+def load_run(
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    method: Path | None = None,
+    tell: Callable[[str], None] = log.info,
+) -> RunConfig:
     """Read a run's YAML file, a method's over it, and dotlist overrides (`key.sub=value`) over both. A `model`
     that names a folder or hf://org/name is replaced by what its config.json says, over which single keys of the
-    model may go; the config.json that a run of transformers' names, by its content. Raises `ConfigError` with a
-    sentence, and `ResourceError` where the model cannot be read."""
-    config = load_dataclass(RunConfig, path, overrides, over=method)
+    model may go, and an earlier file's model.seq_len; with `engine: hf` it is the run's hf.config. The config.json
+    that a run of transformers' names is replaced by its content. `tell` takes sentences about what was read.
+    Raises `ConfigError` with a sentence, and `ResourceError` where the model cannot be read."""
+    config = load_dataclass(RunConfig, path, overrides, over=method, tell=tell)
     if config.engine is Engine.HF:
+        place = config.hf.config
+        if place and not place.lstrip().startswith("{") and not config.hf.lora.rank:
+            _tell_beginning(f"hf.config={place}", place, bool(config.init_from), tell)
         config.hf = resolved(config.hf)
         config.model.vocab_size = config.hf.vocab_size or config.model.vocab_size
     check(config)
     return config
 
 
-def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...], over: Path | None = None) -> T:
+def load_dataclass(
+    schema: type[T],
+    path: Path | None,
+    overrides: tuple[str, ...],
+    over: Path | None = None,
+    tell: Callable[[str], None] = log.info,
+) -> T:
     """Merge `schema`'s defaults, a YAML file, one `over` it, and a dotlist; unknown keys and wrong types are
     `ConfigError`s."""
     from omegaconf import OmegaConf
@@ -44,14 +61,18 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
 
     source = "the overrides"
     try:
-        merged = OmegaConf.structured(schema)
+        parts = list[tuple[Any, str]]()
         for file in (path, over):
             if file is not None:
                 path, source = file, str(file)
-                merged = OmegaConf.merge(merged, _with_words(schema, OmegaConf.load(file), source))
+                parts.append((OmegaConf.load(file), source))
         source = "the overrides"
-        for part in _whole_sections_first(overrides):
-            merged = OmegaConf.merge(merged, _with_words(schema, _dotlist(schema, part), source))
+        parts += [(_dotlist(schema, part), source) for part in _whole_sections_first(overrides)]
+        if schema is RunConfig:
+            _name_models(parts, tell)
+        merged = OmegaConf.structured(schema)
+        for part, source in parts:
+            merged = OmegaConf.merge(merged, _with_words(schema, part, source))
         loaded = OmegaConf.to_object(merged)
     except TypeError:
         raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
@@ -104,9 +125,47 @@ def _kind_of(schema: type[Any], key: str) -> Any:
     return kind
 
 
+def _tell_beginning(given: str, place: str, begun: bool, tell: Callable[[str], None]) -> None:
+    if not begun:
+        tell(f"{given} is the model without its weights: init_from={place} begins with them")
+
+
+def _name_models(parts: list[tuple[Any, str]], tell: Callable[[str], None]) -> None:
+    """Replace, in each part of a run's config, a model that is named by its fields; where the run's engine is hf,
+    make it the hf.config that it is. A seq_len that an earlier part gives stays: the config.json has none, but
+    what the model is for at most."""
+    from omegaconf import DictConfig, OmegaConf
+
+    from atoll.comm.config.model_source import named_model
+
+    sections = [(part, source) for part, source in parts if isinstance(part, DictConfig)]
+    engine = [part["engine"] for part, _ in sections if "engine" in part]
+    seq_len, given_by = None, ""
+    for part, source in sections:
+        model = part.get("model") if not OmegaConf.is_interpolation(part, "model") else None
+        if isinstance(model, DictConfig) and "seq_len" in model:
+            seq_len, given_by = model["seq_len"], source
+        if not isinstance(model, str):
+            continue
+        if engine[-1:] == [str(Engine.HF)]:
+            if any(OmegaConf.select(other, "hf.config") for other, _ in sections):
+                raise ConfigError(
+                    f"model={model} and hf.config are given, and both name the model of a run with engine=hf: "
+                    "give one of them"
+                )
+            del part["model"]
+            OmegaConf.update(part, "hf.config", model)
+            continue
+        part["model"] = asdict(named_model(model, tell))
+        _tell_beginning(f"model={model}", model, any(other.get("init_from") for other, _ in sections), tell)
+        if seq_len is not None:
+            part["model"]["seq_len"] = seq_len
+            tell(f"model.seq_len stays {seq_len}, as {given_by} says")
+
+
 def _with_words(schema: type[Any], found: Any, source: str, above: str = "") -> Any:
-    """`found` with words where the schema has words: YAML takes a bare on or off for true or false. A model that
-    is named is replaced by its fields; any other value in the place of a section is refused."""
+    """`found` with words where the schema has words: YAML takes a bare on or off for true or false. A value in the
+    place of a section is refused."""
     from omegaconf import DictConfig, OmegaConf
 
     for key, kind in get_type_hints(schema).items() if isinstance(found, DictConfig) else ():
@@ -114,11 +173,6 @@ def _with_words(schema: type[Any], found: Any, source: str, above: str = "") -> 
             continue
         value = found.get(key)
         if is_dataclass(kind):
-            if kind is ModelConfig and isinstance(value, str):
-                from atoll.comm.config.model_source import named_model
-
-                found[key] = asdict(named_model(value))
-                continue
             if not isinstance(value, DictConfig):
                 example = f"{above}{key}.{fields(kind)[0].name}=..."
                 raise ConfigError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from atoll.comm.config.plugin import name_rules
-from atoll.comm.config.rules import Rule, positive, representable
+from atoll.comm.config.rules import MAX_LAYERS, Rule, positive, representable
 
 
 class RopeType(StrEnum):
@@ -28,17 +28,17 @@ class ModelConfig:
     # name of an entry point of the group atoll.models, whose function builds the model of this section; empty:
     # Atoll's own decoder
     plugin: str = ""
-    vocab_size: int = 256
-    dim: int = 128
-    layers: int = 4
-    heads: int = 4
+    vocab_size: int = 256  # tokens
+    dim: int = 128  # width of what goes from block to block
+    layers: int = 4  # blocks
+    heads: int = 4  # of queries, in a block
     kv_heads: int = 4  # fewer than heads: grouped-query attention
     head_dim: int = 0  # width of a head; 0: dim / heads
     ffn_dim: int = 344  # hidden width of SwiGLU
     seq_len: int = 128  # tokens
     max_positions: int = 0  # tokens of the longest sequence that the model is said to be for; 0: seq_len
     sliding_window: int = 0  # tokens that attention looks back on, each its own among them; 0: all
-    rope_base: float = 10000.0
+    rope_base: float = 10000.0  # of the wavelengths of rotary positions
     rope_type: RopeType = RopeType.DEFAULT
     rope_factor: float = 1.0  # for linear and llama3: by which wavelengths grow
     rope_low_freq_factor: float = (
@@ -46,11 +46,11 @@ class ModelConfig:
     )
     rope_high_freq_factor: float = 4.0  # for llama3: wavelengths below rope_original_length / this stay
     rope_original_length: int = 8192  # for llama3: tokens of the sequences that it was first trained on
-    norm_eps: float = 1e-5
+    norm_eps: float = 1e-5  # added to the mean square in RMSNorm
     qk_norm: bool = False  # RMSNorm of each head's query and key
     qkv_bias: bool = False  # of the projections to query, key and value
-    attention_output_bias: bool = False
-    ffn_bias: bool = False
+    attention_output_bias: bool = False  # of the projection behind attention
+    ffn_bias: bool = False  # of the three projections of SwiGLU
     tied_head: bool = True  # the output head shares the embedding
 
     @property
@@ -86,6 +86,7 @@ class ModelConfig:
         yield from name_rules("model.plugin", self.plugin)
         if self.plugin:  # which decides what the rest means
             return
+        yield self.layers <= MAX_LAYERS, f"model.layers is {self.layers}: {MAX_LAYERS} are the most"
         for key in ("head_dim", "max_positions", "sliding_window"):
             yield getattr(self, key) >= 0, f"model.{key} is {getattr(self, key)}: it must not be negative"
         yield (

@@ -3,8 +3,8 @@
 Only the machine that starts the run reads it; nodes receive the fields. Torch-free, and without transformers.
 """
 
-import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from atoll.comm.config.hf_config import CONFIG, read_model
@@ -13,17 +13,17 @@ from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
 
 HUB = "hf://"
-HUB_MODEL = r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?"  # a repository, and a revision of it
+# A repository, and a revision of it: part of a path in the hub's cache, so without '..', and not from the root.
+HUB_MODEL = r"hf://([\w.-]+/[\w.-]+)(?:@(\w[\w-]*(?:[./][\w-]+)*))?"
 MAX_CONFIG_SIZE = 1 << 20  # bytes of a config.json
-log = logging.getLogger(__name__)
 
 
-def named_model(where: str) -> ModelConfig:
+def named_model(where: str, tell: Callable[[str], None]) -> ModelConfig:
     """The model of a folder with Hugging Face's config.json, or of hf://org/name or hf://org/name@revision.
-    Raises `ConfigError` where there is none or Atoll's own decoder does not compute it, `ResourceError` where it
-    cannot be read."""
+    `tell` takes a sentence of how large it is. Raises `ConfigError` where there is none or Atoll's own decoder
+    does not compute it, `ResourceError` where it cannot be read."""
     model = read_model(config_text(where), f"{where}'s {CONFIG}")
-    log.info(
+    tell(
         f"model={where} has {model.n_params:,} parameters and is for up to {model.max_positions:,} tokens: "
         f"model.seq_len is {model.seq_len:,}, unless the config says another"
     )
@@ -52,16 +52,23 @@ def config_text(where: str, key: str = "model") -> bytes:
     return text
 
 
-def _fetched(url: str, key: str) -> Path:
-    """A copy of the config.json of hf://org/name."""
+def hub_repository(url: str, key: str = "hf.base") -> tuple[str, str | None]:
+    """The repository and the revision that hf://org/name[@revision] names; None: the newest. `key`: of the config,
+    for the sentence. Raises `ConfigError`."""
     found = re.fullmatch(HUB_MODEL, url)
     if found is None:
         raise ConfigError(f"{key}={url}: write hf://org/name, or hf://org/name@revision")
+    return found[1], found[2]
+
+
+def _fetched(url: str, key: str) -> Path:
+    """A copy of the config.json of hf://org/name."""
+    name, revision = hub_repository(url, key)
     demand(f"{key}={url}", "huggingface_hub")
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(found[1], CONFIG, revision=found[2]))
+        return Path(hf_hub_download(name, CONFIG, revision=revision))
     except Exception as error:  # the client raises its own, and those of two HTTP libraries
         said = str(error).strip().partition("\n")[0]
         raise ResourceError(

@@ -20,10 +20,12 @@ class WeightName(StrEnum):
 
 
 class MergeName(StrEnum):
-    """The ways to make the members' deltas one (`atoll.outer_opt.merge`)."""
+    """The ways to make the members' deltas one (`atoll.outer_opt.merge`, `atoll.outer_opt.robust_merge`)."""
 
     MEAN = "mean"
     RADIAL = "radial"  # of matrices: the mean norm in the mean direction
+    CENTERED = "centered"  # what lies farther from the middle than the median counts as if it lay at it
+    TRIMMED = "trimmed"  # of each coordinate, without the largest and the smallest values
 
 
 class PatternName(StrEnum):
@@ -54,16 +56,17 @@ class OuterConfig:
     # name of an entry point of the group atoll.outer, whose function makes the rule of each round's step; empty:
     # Nesterov's, or plain SGD
     plugin: str = ""
-    lr: float = 0.9
+    lr: float = 0.9  # of the outer step
     momentum: float = 0.7  # Nesterov's; 0 is plain SGD
     momentum_warmup: int = 0  # rounds in which the momentum rises from 0
     decay_begin: int = 0  # the round in which the momentum begins to fall
     decay_end: int = 0  # and the one in which it has reached final_momentum; 0: it does not fall
-    final_momentum: float = 0.0
+    final_momentum: float = 0.0  # where the momentum ends, if it falls
     per_token: bool = False  # keep the momentum's decay a token in rounds of more or fewer steps than inner_steps
     weights: WeightName = WeightName.TOKENS
     merge: MergeName = MergeName.MEAN
-    clip: bool = False  # deltas to the median of the members' norms
+    trim: float = 0.25  # merge=trimmed: share of the weight that is left out at each end of every coordinate
+    clip: bool = True  # deltas to the median of the members' norms
     left_out: LeftOutName = LeftOutName.MIX  # what becomes of work that a round left out
     damping: bool = False  # of late deltas, by how far the anchor has moved since
     feedback: float = 0.0  # share of what the wire lost that is added to the next delta; 0: none
@@ -80,6 +83,7 @@ class OuterConfig:
             0 <= self.decay_begin < max(self.decay_end, 1),
             f"outer.decay_begin {self.decay_begin} must be 0 or more and below outer.decay_end {self.decay_end}",
         )
+        yield 0 <= self.trim < 0.5, f"outer.trim is {self.trim}: it must be in [0, 0.5)"
         yield 0 <= self.feedback <= 1, f"outer.feedback is {self.feedback}: it must be in [0, 1]"
 
 

@@ -80,6 +80,15 @@ class Plugin:
         return ConfigError(f"{self.key}={self.name} (entry point of the group {self.group}) {why}")
 
     @property
+    def package(self) -> str:
+        """NAME==VERSION of the package of this machine that has the entry point; empty: there is none, or
+        several."""
+        try:
+            return "==".join(_owner(self.find()))
+        except ResourceError:
+            return ""
+
+    @property
     def _remedy(self) -> str:
         if not self.packages:
             return "ask the run's operator which package has it, and install that here if you trust it"

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 Rule = tuple[bool, str]  # whether it holds, and what to say where it does not
+# Of URLs of servers that a node asks because a run's config says so. Others that fsspec knows would take the
+# owner's own keys to machines of the run's choice (sftp, smb), or lead to this machine's files.
+SERVER_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
+MAX_LAYERS = 1024  # of a model: each takes memory before there is a parameter in it
 LARGEST_INT = 1 << 42  # no machine holds as many elements, steps or tokens
 
 

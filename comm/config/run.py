@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf, sqrt
 from typing import assert_never
 
 import msgspec
@@ -16,10 +17,14 @@ import msgspec
 from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.config.hf import HfConfig
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.outer import FragmentsConfig, OuterConfig, OverlapConfig
+from atoll.comm.config.outer import FragmentsConfig, MergeName, OuterConfig, OverlapConfig
 from atoll.comm.config.plugin import Plugin, PluginGroup, name_rules, package_rules
 from atoll.comm.config.rules import Rule, ambiguous, positive, representable, store_url
+from atoll.comm.config.security import SecurityConfig
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError
+
+MAX_DATA_SETS = 64  # of a mixture: each node has all their manifests in memory
 
 
 class DataKind(StrEnum):
@@ -55,14 +60,6 @@ class ScaleName(StrEnum):
 
     FP16 = "fp16"  # a share of the chunk's largest scale
     FP32 = "fp32"
-
-
-class TlsMode(StrEnum):
-    """The conditions under which a run is encrypted."""
-
-    AUTO = "auto"  # on, unless the coordinator is on a loopback address only
-    ON = "on"
-    OFF = "off"
 
 
 class WandbMode(StrEnum):
@@ -109,7 +106,7 @@ class DataConfig:
 
     kind: DataKind = DataKind.STDLIB
     url: str = ""  # kind dataset: of the data set; see `DataSetConfig`
-    digest: str = ""
+    digest: str = ""  # kind dataset: of its manifest.json, as `atoll data check URL` prints it
     mixture: list[DataSetConfig] = field(default_factory=list)  # in the place of one data set
     plugin: str = ""  # kind plugin: name of an entry point of the group atoll.data
     slice: str = "train"  # kind dataset: the part of each data set that is trained on
@@ -144,6 +141,10 @@ class DataConfig:
             not (self.mixture and (self.url or self.digest)),
             "data.mixture and data.url are given: name all data sets in data.mixture, or one by data.url",
         )
+        yield (
+            len(self.mixture) <= MAX_DATA_SETS,
+            f"data.mixture has {len(self.mixture)} data sets: {MAX_DATA_SETS} are the most, build larger ones",
+        )
         for number, part in enumerate(self.mixture):
             yield from part.rules(f"data.mixture[{number}]")
         if not self.mixture:
@@ -175,11 +176,11 @@ class InnerConfig:
     min_lr: float | None = None  # at the end of the cosine; null: a tenth of the peak
     warmup_tokens: int = 20_000  # committed tokens
     decay_tokens: int = 1_000_000  # committed tokens at which the cosine reaches min_lr
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    muon_momentum: float = 0.95
-    weight_decay: float = 0.1
+    beta1: float = 0.9  # adamw: decay of the first moment in a step
+    beta2: float = 0.95  # adamw: decay of the second moment in a step
+    eps: float = 1e-8  # adamw: added to the root of the second moment
+    muon_momentum: float = 0.95  # muon: decay of the momentum in a step
+    weight_decay: float = 0.1  # of matrices, times the learning rate; with sgd of all parameters
     clip: float = 1.0  # gradient norm
     batch_size: int = 8  # sequences a step and node, over all local ranks
 
@@ -284,6 +285,31 @@ class ReduceConfig:
             case _:
                 assert_never(self.codec)
 
+    @property
+    def norm_growth(self) -> float:
+        """The part by which encoding may lengthen a vector's l2 norm at most.
+
+        An element of a block is off by half a step of its scale s at most, and by s / 2**15 besides; s is the
+        block's absmax over the levels, and its share of the largest is rounded up by 2**-10 of it. A block of b
+        elements is no shorter than its absmax, so it is off by sqrt(b) (1/2 + 2**-15) (1 + 2**-10) / levels of its
+        length. (A share below 2**-14 may be rounded up by more: by 2**-24 of the largest scale, which is twenty
+        times less than the 2**-10 allow the block that has it.)
+        """
+        off = (0.5 + 2.0**-15) * (1 + 2.0**-9) * sqrt(self.block)
+        match self.codec:
+            case CodecName.FP32:
+                return 0.0
+            case CodecName.BF16:
+                return 2.0**-9
+            case CodecName.INT8:
+                return off / 127
+            case CodecName.INT4:
+                return off / 7
+            case CodecName.SPARSE:
+                return inf  # of no use: nobody encodes a mean with it
+            case _:
+                assert_never(self.codec)
+
     def rules(self) -> Iterator[Rule]:
         """Rules of blocks and chunks."""
         yield from positive("reduce", block=self.block, chunk=self.chunk)
@@ -317,13 +343,6 @@ class MembersConfig:
 
 
 @dataclass
-class SecurityConfig:
-    """Encryption of connections."""
-
-    tls: TlsMode = TlsMode.AUTO  # between nodes and coordinator, and between nodes
-
-
-@dataclass
 class CheckpointConfig:
     """Copies of the outer state that outlive the nodes' processes: snapshots on their disks, the rounds since, and
     checkpoints in a store."""
@@ -343,6 +362,10 @@ class CheckpointConfig:
         yield from representable("checkpoint", self)
         yield self.copies >= 0, f"checkpoint.copies is {self.copies}: it must be 0 (every node) or more"
         yield from store_url("checkpoint.remote", self.remote)
+        yield (
+            not self.remote.startswith(("http://", "https://")),
+            f"checkpoint.remote is {self.remote!r}: a web server takes no checkpoints; give a store such as s3://",
+        )
 
 
 @dataclass
@@ -360,8 +383,8 @@ class WandbConfig:
 class RunConfig:
     """The configuration of a run, the same on every machine; `check` has passed wherever it is used."""
 
-    name: str = "run"
-    seed: int = 0
+    name: str = "run"  # what people call it; part of join URLs and of names of checkpoints
+    seed: int = 0  # of the first parameters and of the order of samples
     init_from: str = ""  # checkpoint, or weights as safetensors, that the run begins with: path or fsspec URL
     init_momentum: bool = True  # with the checkpoint's outer momentum, if it has one
     engine: Engine = Engine.BUILTIN  # computes the inner steps
@@ -391,6 +414,17 @@ class RunConfig:
     def decoder(self) -> bool:
         """Whether the model is Atoll's own decoder, of the sizes that `model` says."""
         return self.engine is Engine.BUILTIN and not self.model.plugin
+
+    @property
+    def own_models(self) -> bool:
+        """Whether nodes bring a model that the config does not describe."""
+        return self.security.own_models or self.data.kind is DataKind.SCRIPT
+
+    @property
+    def remakes_beginning(self) -> bool:
+        """Whether every node makes the same state 0, bit for bit: that of weights in a store, or what Atoll's own
+        code draws from the run's seed. Another engine's depends on the processor, a script's on itself."""
+        return bool(self.init_from) or (self.engine is Engine.BUILTIN and not self.own_models)
 
     def plugin(self, group: PluginGroup) -> Plugin | None:
         """The plugin of a group that the run names; None: this part of it is Atoll's own."""
@@ -426,6 +460,7 @@ class RunConfig:
             self.rounds,
             self.reduce,
             self.members,
+            self.security,
             self.checkpoint,
         ):
             yield from section.rules()
@@ -461,9 +496,24 @@ class RunConfig:
             f"overlap.delay {self.overlap.delay} is above rounds.inner_steps {self.rounds.inner_steps}",
         )
         yield (
+            self.security.replay == 0
+            or not (self.overlap.delay or self.fragments.count > 1 or self.outer.feedback),
+            "security.replay is set, and deltas have work of other rounds in them: set overlap.delay=0, "
+            "fragments.count=1 and outer.feedback=0",
+        )
+        yield (
+            self.security.replay == 0 or self.data.kind is not DataKind.SCRIPT,
+            "security.replay is set, and data.kind is script: which steps a script takes only its node knows",
+        )
+        yield (
             self.reduce.codec is not CodecName.SPARSE or self.outer.feedback > 0,
             "reduce.codec is sparse, which sends 1 of 64 elements, and outer.feedback is 0: set it to 0.95, "
             "or most of each delta is lost",
+        )
+        yield (
+            self.reduce.codec is not CodecName.SPARSE or self.outer.merge is not MergeName.TRIMMED,
+            "reduce.codec is sparse, whose deltas have few elements in common, and outer.merge is trimmed, which "
+            "would leave nearly all of them out: set outer.merge=centered",
         )
 
 
@@ -486,7 +536,7 @@ def from_json(data: bytes) -> RunConfig:
         raise ConfigError("the run's config holds '${': a coordinator must send plain values")
     try:
         config = msgspec.json.decode(data, type=RunConfig)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ConfigError(f"the run's config does not fit this version's schema: {error}") from None
     check(config)
     return config

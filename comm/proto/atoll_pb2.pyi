@@ -33,6 +33,8 @@ class JoinRequest(_message.Message):
     LEAF_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PIN_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run: _builtins.str
     token: _builtins.str
@@ -47,6 +49,10 @@ class JoinRequest(_message.Message):
     """empty: trains; "reducer": owns chunks, has no trainer"""
     pin: _builtins.str
     """of the certificate that its data plane shows; empty: the run is not encrypted"""
+    key: _builtins.bytes
+    """the node's public key, for its life: a compressed point of P-256"""
+    proof: _builtins.bytes
+    """signature by it over what the request says of the node (join_proof.py)"""
     def __init__(
         self,
         *,
@@ -59,10 +65,12 @@ class JoinRequest(_message.Message):
         leaf: _builtins.bool = ...,
         role: _builtins.str = ...,
         pin: _builtins.str = ...,
+        key: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leaf", b"leaf", "name", b"name", "pin", b"pin", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "key", b"key", "leaf", b"leaf", "name", b"name", "pin", b"pin", "proof", b"proof", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -79,17 +87,23 @@ class JoinReply(_message.Message):
     DATA_KEY_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    DATA_KEY_NUMBER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     session: _builtins.str
     run: _builtins.str
     config: _builtins.bytes
     """the run's config as JSON"""
     data_key: _builtins.bytes
-    """proves membership on the data plane"""
+    """proves membership on the data plane; views bring the ones that follow"""
     heartbeat: _builtins.float
     """seconds between heartbeats"""
     address: _builtins.str
     """as peers will dial it"""
+    mark: _builtins.bytes
+    """of the run, for ever: what is kept of it is told from others' by this"""
+    data_key_number: _builtins.int
+    """how many were expelled before it: each time it changes"""
     def __init__(
         self,
         *,
@@ -100,10 +114,12 @@ class JoinReply(_message.Message):
         data_key: _builtins.bytes = ...,
         heartbeat: _builtins.float = ...,
         address: _builtins.str = ...,
+        mark: _builtins.bytes = ...,
+        data_key_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config", b"config", "data_key", b"data_key", "heartbeat", b"heartbeat", "node_id", b"node_id", "run", b"run", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config", b"config", "data_key", b"data_key", "data_key_number", b"data_key_number", "heartbeat", b"heartbeat", "mark", b"mark", "node_id", b"node_id", "run", b"run", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,6 +267,8 @@ class ReportRequest(_message.Message):
     STATE_REPAIRED_FIELD_NUMBER: _builtins.int
     CHUNK_FORGED_FIELD_NUMBER: _builtins.int
     CHUNKS_MISSING_FIELD_NUMBER: _builtins.int
+    AUDIT_REPORTED_FIELD_NUMBER: _builtins.int
+    REPLAY_REPORTED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def fence(self) -> Global___Fence: ...
@@ -280,6 +298,10 @@ class ReportRequest(_message.Message):
     def chunk_forged(self) -> Global___ChunkForged: ...
     @_builtins.property
     def chunks_missing(self) -> Global___ChunksMissing: ...
+    @_builtins.property
+    def audit_reported(self) -> Global___AuditReported: ...
+    @_builtins.property
+    def replay_reported(self) -> Global___ReplayReported: ...
     def __init__(
         self,
         *,
@@ -298,12 +320,14 @@ class ReportRequest(_message.Message):
         state_repaired: Global___StateRepaired | None = ...,
         chunk_forged: Global___ChunkForged | None = ...,
         chunks_missing: Global___ChunksMissing | None = ...,
+        audit_reported: Global___AuditReported | None = ...,
+        replay_reported: Global___ReplayReported | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "report", b"report", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "report", b"report", "session", b"session", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "session", b"session", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout_reported", "state_reported", "contribution_ready", "chunks_sealed", "reduce_complete", "loss_evaluated", "peer_unreachable", "leave", "steps_reached", "orphans_found", "state_repaired", "chunk_forged", "chunks_missing"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout_reported", "state_reported", "contribution_ready", "chunks_sealed", "reduce_complete", "loss_evaluated", "peer_unreachable", "leave", "steps_reached", "orphans_found", "state_repaired", "chunk_forged", "chunks_missing", "audit_reported", "replay_reported"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -351,17 +375,21 @@ class StateReported(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    UNABLE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     digest: _builtins.bytes
+    unable: _builtins.bool
+    """it holds none: it was to make state_0 beside others, and cannot"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        unable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "round", b"round", "unable", b"unable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,16 +499,22 @@ class ChunksSealed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEALS_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def seals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Seal]: ...
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[Global___Seal]:
+        """chunks that this relay summed for its region: what is in them, and the norms"""
+
     def __init__(
         self,
         *,
         seals: _abc.Iterable[Global___Seal] | None = ...,
+        sums: _abc.Iterable[Global___Seal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seals", b"seals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seals", b"seals", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -493,20 +527,38 @@ class Seal(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
+    DOTS_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
     chunk: _builtins.int
     digest: _builtins.bytes
     inputs: _builtins.bytes
     """bitmap: bit i % 8 of byte i // 8 is set if the contribution of the plan's member i is in it"""
+    reference: _builtins.float
+    @_builtins.property
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """l2 of each term of the mean as it was merged, by place: contributions, and the means of"""
+
+    @_builtins.property
+    def dots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """regions at their relays' places; none where the run does not clip
+        where norms are told and the owner has the delta that an earlier round sealed of this chunk: by place, the length
+        of each term along it, as a sample of the elements tells, at most the term's norm; and that delta's own l2
+        """
+
     def __init__(
         self,
         *,
         chunk: _builtins.int = ...,
         digest: _builtins.bytes = ...,
         inputs: _builtins.bytes = ...,
+        norms: _abc.Iterable[_builtins.float] | None = ...,
+        dots: _abc.Iterable[_builtins.float] | None = ...,
+        reference: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "inputs", b"inputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "dots", b"dots", "inputs", b"inputs", "norms", b"norms", "reference", b"reference"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -549,6 +601,7 @@ class ReduceComplete(_message.Message):
     RATE_INSIDE_FIELD_NUMBER: _builtins.int
     RATE_OUTSIDE_FIELD_NUMBER: _builtins.int
     PROVEN_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """root over the sealed chunks' digests"""
     bytes_up: _builtins.int
@@ -567,6 +620,10 @@ class ReduceComplete(_message.Message):
     def round_trips(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundTrip]:
         """to some of the other members"""
 
+    @_builtins.property
+    def seen(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeenRate]:
+        """of other members, by this one; of some of many"""
+
     def __init__(
         self,
         *,
@@ -579,14 +636,44 @@ class ReduceComplete(_message.Message):
         rate_inside: _builtins.float = ...,
         rate_outside: _builtins.float = ...,
         proven: _builtins.bool = ...,
+        seen: _abc.Iterable[Global___SeenRate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "proven", b"proven", "rate_down", b"rate_down", "rate_inside", b"rate_inside", "rate_outside", b"rate_outside", "rate_up", b"rate_up", "round_trips", b"round_trips"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "proven", b"proven", "rate_down", b"rate_down", "rate_inside", b"rate_inside", "rate_outside", b"rate_outside", "rate_up", b"rate_up", "round_trips", b"round_trips", "seen", b"seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReduceComplete: _TypeAlias = ReduceComplete  # noqa: Y015
+
+@_typing.final
+class SeenRate(_message.Message):
+    """bytes a second of a member, as another saw them at best"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    DOWN_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    up: _builtins.float
+    """that came from it"""
+    down: _builtins.float
+    """that it took"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        up: _builtins.float = ...,
+        down: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "node_id", b"node_id", "up", b"up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeenRate: _TypeAlias = SeenRate  # noqa: Y015
 
 @_typing.final
 class ChunkForged(_message.Message):
@@ -611,6 +698,114 @@ class ChunkForged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChunkForged: _TypeAlias = ChunkForged  # noqa: Y015
+
+@_typing.final
+class AuditReported(_message.Message):
+    """what an auditor found; the fence's attempt is the one in which the chunk got its owner"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.int
+    digest: _builtins.bytes
+    """of what the inputs come to; empty: it could not be told, or they come to nothing"""
+    shown: _builtins.bytes
+    """of a contribution that is not what the receipt says: its record, as its sender signed it"""
+    relay: _builtins.int
+    """1 + the place of a relay whose mean is not what its inputs come to; 0: there is none"""
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as they came: the owner's, then its relays'"""
+
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """places of those who did not give what was asked"""
+
+    def __init__(
+        self,
+        *,
+        chunk: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        receipts: _abc.Iterable[_builtins.bytes] | None = ...,
+        silent: _abc.Iterable[_builtins.int] | None = ...,
+        shown: _builtins.bytes = ...,
+        relay: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "receipts", b"receipts", "relay", b"relay", "shown", b"shown", "silent", b"silent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditReported: _TypeAlias = AuditReported  # noqa: Y015
+
+@_typing.final
+class ReplayReported(_message.Message):
+    """what a verifier found of a contributor's work; the fence's round is that of the work"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """the contributor"""
+    shown: _builtins.bool
+    """chunks of what it contributed, and of what others did, are here"""
+    @_builtins.property
+    def work(self) -> Global___Likeness:
+        """of the contributor's delta; absent: it is not compared yet"""
+
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___Likeness]:
+        """of others' deltas of the round: what is alike whoever trains on whatever"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        shown: _builtins.bool = ...,
+        work: Global___Likeness | None = ...,
+        others: _abc.Iterable[Global___Likeness] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "others", b"others", "shown", b"shown", "work", b"work"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayReported: _TypeAlias = ReplayReported  # noqa: Y015
+
+@_typing.final
+class Likeness(_message.Message):
+    """of a delta, to the contributor's"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COSINE_FIELD_NUMBER: _builtins.int
+    RATIO_FIELD_NUMBER: _builtins.int
+    cosine: _builtins.float
+    ratio: _builtins.float
+    """of l2 norms, the delta's over that of the contributor's"""
+    def __init__(
+        self,
+        *,
+        cosine: _builtins.float = ...,
+        ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosine", b"cosine", "ratio", b"ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Likeness: _TypeAlias = Likeness  # noqa: Y015
 
 @_typing.final
 class ChunksMissing(_message.Message):
@@ -798,6 +993,7 @@ class PlanMember(_message.Message):
     PIN_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     weight: _builtins.float
@@ -814,6 +1010,8 @@ class PlanMember(_message.Message):
     """of its delta: 1, or less where that is outsized"""
     norm: _builtins.float
     """of its delta, as it told: no chunk may have a larger one; inf: nobody looks"""
+    key: _builtins.bytes
+    """what it signs is verified with"""
     def __init__(
         self,
         *,
@@ -826,10 +1024,11 @@ class PlanMember(_message.Message):
         pin: _builtins.str = ...,
         scale: _builtins.float = ...,
         norm: _builtins.float = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down", b"down", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "norm", b"norm", "pin", b"pin", "scale", b"scale", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down", b"down", "gone", b"gone", "key", b"key", "leaf", b"leaf", "node_id", b"node_id", "norm", b"norm", "pin", b"pin", "scale", b"scale", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -852,6 +1051,8 @@ class Plan(_message.Message):
     RELAYS_FIELD_NUMBER: _builtins.int
     LAYERED_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    VERIFIERS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     incarnation: _builtins.int
@@ -865,6 +1066,8 @@ class Plan(_message.Message):
     """bitmap: the chunks that are reduced in two levels, by way of the relays"""
     length: _builtins.float
     """of the round, in usual rounds"""
+    salt: _builtins.bytes
+    """what contributions to this round are signed with; empty: they are not signed"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMember]: ...
     @_builtins.property
@@ -883,6 +1086,10 @@ class Plan(_message.Message):
     def relays(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of region after region, who sums for it: for each chunk an index into members"""
 
+    @_builtins.property
+    def verifiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """who may ask for contributions and receipts beside the members"""
+
     def __init__(
         self,
         *,
@@ -899,14 +1106,183 @@ class Plan(_message.Message):
         relays: _abc.Iterable[_builtins.int] | None = ...,
         layered: _builtins.bytes = ...,
         length: _builtins.float = ...,
+        salt: _builtins.bytes = ...,
+        verifiers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "length", b"length", "members", b"members", "numel", b"numel", "owners", b"owners", "regions", b"regions", "relays", b"relays", "round", b"round", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "length", b"length", "members", b"members", "numel", b"numel", "owners", b"owners", "regions", b"regions", "relays", b"relays", "round", b"round", "salt", b"salt", "since", b"since", "verifiers", b"verifiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Audit(_message.Message):
+    """of a sealed chunk: what the node that is told is to recompute"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.int
+    since: _builtins.int
+    """the attempt in which the chunk got its owner"""
+    inputs: _builtins.bytes
+    """bitmap: the places whose contributions are in it"""
+    seconds: _builtins.float
+    """for the answer"""
+    def __init__(
+        self,
+        *,
+        chunk: _builtins.int = ...,
+        since: _builtins.int = ...,
+        inputs: _builtins.bytes = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "inputs", b"inputs", "seconds", b"seconds", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Audit: _TypeAlias = Audit  # noqa: Y015
+
+@_typing.final
+class ReplayChunk(_message.Message):
+    """of the round whose work is replayed"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.int
+    since: _builtins.int
+    """the attempt in which it got its owner"""
+    def __init__(
+        self,
+        *,
+        chunk: _builtins.int = ...,
+        since: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayChunk: _TypeAlias = ReplayChunk  # noqa: Y015
+
+@_typing.final
+class Replay(_message.Message):
+    """of a contributor's round: what the verifier that is told is to train, and to compare with"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    PACKED_PLAN_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """the contributor"""
+    round: _builtins.int
+    seconds: _builtins.float
+    """for the answers"""
+    packed_plan: _builtins.bytes
+    """a zstandard frame of the round's Plan"""
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayChunk]:
+        """to be asked for now, of those who contributed; none: not yet, or they are here"""
+
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in the plan: the contributor's, then others'"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        chunks: _abc.Iterable[Global___ReplayChunk] | None = ...,
+        places: _abc.Iterable[_builtins.int] | None = ...,
+        seconds: _builtins.float = ...,
+        packed_plan: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "packed_plan", b"packed_plan", "places", b"places", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replay: _TypeAlias = Replay  # noqa: Y015
+
+@_typing.final
+class MemberKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberKey: _TypeAlias = MemberKey  # noqa: Y015
+
+@_typing.final
+class Admission(_message.Message):
+    """whose connections a member accepts on its data plane"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    DATA_KEY_FIELD_NUMBER: _builtins.int
+    DATA_KEY_NUMBER_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """of the list, in this stream"""
+    since: _builtins.int
+    """the version to which the rest is what changed; 0: the rest is the whole list"""
+    data_key: _builtins.bytes
+    """empty: nothing changed, the version is the one that the stream brought before"""
+    data_key_number: _builtins.int
+    """how many were expelled before it"""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberKey]: ...
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        since: _builtins.int = ...,
+        members: _abc.Iterable[Global___MemberKey] | None = ...,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+        data_key: _builtins.bytes = ...,
+        data_key_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_key", b"data_key", "data_key_number", b"data_key_number", "gone", b"gone", "members", b"members", "since", b"since", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Admission: _TypeAlias = Admission  # noqa: Y015
 
 @_typing.final
 class Range(_message.Message):
@@ -1010,7 +1386,14 @@ class View(_message.Message):
     SERVE_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     PACKED_PLAN_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
+    AUDITORS_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    WITNESS_FIELD_NUMBER: _builtins.int
+    TIED_FIELD_NUMBER: _builtins.int
+    PENALTY_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -1057,6 +1440,12 @@ class View(_message.Message):
     """a zstandard frame of a Plan, for receivers to put into plan"""
     ledger: _builtins.bytes
     """digests of the plan's sealed chunks, 16 bytes each: this node told that it holds others"""
+    witness: _builtins.bool
+    """with initialise: others make state_0 as well, so that two can be compared"""
+    tied: _builtins.bool
+    """who made state_committed made different ones: who did goes back to what its disk has of before"""
+    penalty: _builtins.str
+    """what this node may not do for now, until when and why; empty: nothing is held against it"""
     @_builtins.property
     def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """for a node that lacks state_committed: some that have it"""
@@ -1072,6 +1461,22 @@ class View(_message.Message):
     @_builtins.property
     def serve(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """a leaf dials these, to answer there what it is asked"""
+
+    @_builtins.property
+    def audits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Audit]:
+        """of this node"""
+
+    @_builtins.property
+    def auditors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
+        """a leaf dials these, to show there what it contributed"""
+
+    @_builtins.property
+    def admission(self) -> Global___Admission:
+        """absent: this node is no member"""
+
+    @_builtins.property
+    def replay(self) -> Global___Replay:
+        """absent: this node replays nothing; else train, committed and state_digest are of its round"""
 
     def __init__(
         self,
@@ -1104,11 +1509,18 @@ class View(_message.Message):
         serve: _abc.Iterable[Global___Donor] | None = ...,
         lost: _builtins.bool = ...,
         packed_plan: _builtins.bytes = ...,
+        audits: _abc.Iterable[Global___Audit] | None = ...,
+        auditors: _abc.Iterable[Global___Donor] | None = ...,
         ledger: _builtins.bytes = ...,
+        admission: Global___Admission | None = ...,
+        witness: _builtins.bool = ...,
+        tied: _builtins.bool = ...,
+        penalty: _builtins.str = ...,
+        replay: Global___Replay | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "plan", b"plan", "replay", b"replay", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

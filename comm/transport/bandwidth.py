@@ -5,7 +5,7 @@ bottleneck its rate was the link's, and somewhere in the reduce it was, if it ev
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from atoll.comm.ids import NodeId
 
@@ -13,6 +13,8 @@ from atoll.comm.ids import NodeId
 RATE_WINDOWS = (2.0, 1.0), (1.0, 0.95), (0.5, 0.85)
 DECAY_PER_REDUCE = 0.97  # times the known rate, for each reduce that shows less: it may have had other reasons
 MAX_ROUND_TRIPS = 64  # round trips that a node reports at most
+BURST_SECONDS = 0.5  # over which a member sees what came from a peer: no longer than those of its peer's own rate
+MAX_WITNESSED_PEERS = 64  # peers of which a node reports what it saw
 
 
 class PeakRate:
@@ -77,6 +79,33 @@ class WindowedMaxRate:
         if now - then >= self.window:
             carried = min(total - was for total, was in zip(totals, before, strict=True))
             self.rate = max(self.rate, carried / (now - then))
+
+
+class BurstRate:
+    """The highest rate of a counter over any half second, pauses within it included: what one of a sender's peers
+    saw of it. Those of all its peers add up to at least what it carried in its own best half second."""
+
+    def __init__(self) -> None:
+        self._samples = deque[tuple[float, int]]()
+        self.rate = 0.0  # a second
+
+    def add(self, now: float, total: int) -> None:
+        """Take a sample: at `now`, in seconds, the counter stands at `total`."""
+        samples = self._samples
+        samples.append((now, total))
+        while len(samples) > 2 and now - samples[1][0] >= BURST_SECONDS:
+            samples.popleft()
+        then, before = samples[0]
+        if now - then >= BURST_SECONDS:
+            self.rate = max(self.rate, (total - before) / (now - then))
+
+
+def sample_peers(peers: Sequence[NodeId], me: int, most: int = MAX_WITNESSED_PEERS) -> list[NodeId]:
+    """Of many peers those that a member, the `me`-th, tells what it saw of: all are told of by as many."""
+    if len(peers) <= most:
+        return list(peers)
+    turned = [*peers[me % len(peers) :], *peers[: me % len(peers)]]
+    return [turned[i * len(peers) // most] for i in range(most)]
 
 
 def sample_round_trips(trips: Mapping[NodeId, float], most: int = MAX_ROUND_TRIPS) -> dict[NodeId, float]:

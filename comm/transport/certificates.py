@@ -14,6 +14,7 @@ from pathlib import Path
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.files import atomic_write, write_all
 from atoll.comm.ids import Pin
+from atoll.comm.signatures import PrivateKey
 
 FILE = "tls.pem"  # in the state directory
 NAME = "atoll"  # subject and host name in every certificate
@@ -32,6 +33,13 @@ class Certificate:
     def pin(self) -> Pin:
         """The pin by which others know the certificate: see `pin_of`."""
         return pin_of(ssl.PEM_cert_to_DER_cert(self.body.decode()))
+
+    def signing_key(self) -> PrivateKey:
+        """The certificate's key, to sign with. Raises `ConfigError` if it is none that this software makes."""
+        try:
+            return PrivateKey.load(self.key)
+        except ValueError as error:
+            raise ConfigError(f"{self.path}: {error}; delete the file: another one is made") from None
 
 
 def pin_of(der: bytes) -> Pin:

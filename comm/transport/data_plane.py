@@ -2,29 +2,37 @@
 
     a link                          belongs to the reduces, this round's and the next ones' (`peers`)
     requests for chunks             answered from the node's `StateSource`, any number on one connection, but few
-    chunks
-                                    at a time (`kept`); what is not there, a leaf may have that offers it here
-                                    (`offers`)
+                                    chunks at a time (`kept`); what is not there, a leaf may have that offers it
+                                    here (`offers`); an auditor's, from the reduce under way (`peers`)
     a leaf's offer                  kept, to ask it
     anything else                   closed, with a sentence, before anything is allocated for it
 
-No peer can crash the node from here. Peers are those who know the run's key; that a node's bytes are right
-is for digests to say. With TLS, a node shows a certificate that it made for itself, and is dialled under the
-pin that the coordinator has of it: who dials says nothing before that was compared.
+Strangers, who have not proved the run's key, have few places, shared between addresses, and a short time.
+No peer can crash the node from here. Peers are the members that are here, who prove it with a key of their own
+(`key_ring`), and each may have a few connections; those of who is no member any more are closed. That a node's
+bytes are right is for digests to say. With TLS, a node shows a certificate that it made for itself, and is dialled
+under the pin that the coordinator has of it: who dials says nothing before that was compared, and its proof is
+good for that certificate alone.
 """
 
 import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Sequence
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, Self
 
+from atoll.comm.addresses import OwnNetwork, resolve
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.codecs import zstd
 from atoll.comm.errors import ResourceError
-from atoll.comm.ids import NO_PIN, NodeId, Pin, Round, RunId
+from atoll.comm.ids import NO_PIN, NodeId, Pin, PublicKey, Round, RunId
+from atoll.comm.rate_limits import RateLimit, TokenBuckets
+from atoll.comm.signatures import PrivateKey
+from atoll.comm.strangers import StrangerLimits, Strangers, network_of
 from atoll.comm.transport import frames
 from atoll.comm.transport.chunk_slots import MAX_CHUNKS, ChunkSlot
 from atoll.comm.transport.connection import (
@@ -39,6 +47,7 @@ from atoll.comm.transport.connection import (
 )
 from atoll.comm.transport.fetch_client import FetchClient, FetchItem
 from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.key_ring import KeyRing, RunKey
 from atoll.comm.transport.leaf_relay import OfferDialer, OfferPool
 from atoll.comm.transport.peer_links import PeerLinks
 from atoll.comm.transport.stream_policy import LONG_PATH_RTT, fetch_congestion_control, is_lossy
@@ -48,8 +57,17 @@ log = logging.getLogger("atoll.plane")
 
 IDLE_TIMEOUT = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
-MAX_STRANGERS = 256  # accepted connections that have not proved the run's key yet
+MAX_STRANGERS = 256  # accepted connections that have not proved whose they are yet
+MAX_STRANGERS_PER_ADDRESS = 128  # of these
+STRANGER_RATE = RateLimit(20, 512)  # connections of one address that prove nothing
+STRANGER_LINES = RateLimit(1, 50)  # of the log
+ACCEPTS_AT_ONCE = 64  # connections, before those that are open are served again
+BACKLOG = 1024  # connections that wait to be accepted
+STRANGER = "a stranger"
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset, and nothing lingers in the kernel
+MAX_LINKS_PER_MEMBER = 40  # accepted connections of one member: 16 links, 16 of a recovery, and a few more
 FAST_PATH_RATE = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
+AUDIT_KINDS = (FrameKind.GET_INPUT, FrameKind.GET_RECEIPT)  # of what this node alone has
 MAX_RELAYED_BYTES = 1 << 28  # bytes of an answer that is passed on
 
 
@@ -80,15 +98,21 @@ class DataPlane:
         streams: int = 0,
         congestion_control: str = "",
         tls: TlsContexts | None = None,
+        identity: PrivateKey | None = None,
     ) -> None:
         self.run, self.node = run, node
-        self._key, self._shelf, self._tls = key, shelf, tls
+        self.keys = KeyRing(identity, key)
+        self._shelf, self._tls = shelf, tls
         self._congestion = congestion_control
         self._meter = ByteCounter()
         self._up, self._down = (RateLimiter(rate) for rate in caps)
         self._address = ""
-        self._accepted: set[Link] = set()
-        self._strangers: dict[Link, None] = {}  # of these, the oldest first
+        self.private_addresses = True  # peers may be in private networks: until the run is known
+        self._accepted: dict[Link, str] = {}  # with the network that each came from
+        limits = StrangerLimits(MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS, STRANGER_RATE)
+        self._strangers = Strangers[Link](limits)  # of these
+        self._stranger_lines = TokenBuckets(STRANGER_LINES)
+        self._accepted_of: defaultdict[NodeId, dict[Link, None]] = defaultdict(dict)  # the others, by their member
         self._serving: asyncio.Task[None] | None = None
         self.peers = PeerLinks(self._dial_link, self._meter, streams, congestion_control, self._up)
         self.offers, self.offering = OfferPool(), OfferDialer(self._serve_at)
@@ -106,25 +130,38 @@ class DataPlane:
         streams: int = 0,
         congestion_control: str = "",
         tls: TlsContexts | None = None,
+        identity: PrivateKey | None = None,
     ) -> Self:
         """Listen on "host:port"; port 0 lets the kernel choose. `ResourceError` if that cannot be had.
 
         With an empty key everybody is refused until `identify` brings the real one. `caps`: bytes a second up and
         down, 0: as much as there is. `streams` to each peer, 0: as many as measurements say. Without `tls`
-        nothing is encrypted.
+        nothing is encrypted. `identity`: the node's own key, with which nobody is accepted but whom `admit` names;
+        without it, whoever knows the run's key is.
         """
         if max(len(run.encode()), len(node.encode())) > 255:
             raise ValueError("the ids of a run and of a node have at most 255 bytes")
-        plane = cls(run, node, key, shelf, caps, streams, congestion_control, tls)
+        plane = cls(run, node, key, shelf, caps, streams, congestion_control, tls, identity)
         sock = await _listen(listen)
         host, port = sock.getsockname()[:2]
         plane._address = frames.format_address(host, port)
         plane._serving = asyncio.create_task(plane._serve(sock), name=f"data plane of {node}")
         return plane
 
-    def identify(self, node: NodeId, key: bytes) -> None:
+    def identify(self, node: NodeId, key: RunKey) -> None:
         """Take the id and the run's key that the coordinator gave at the join."""
-        self.node, self._key = node, key
+        self.node = node
+        self.keys.change_key(key, asyncio.get_running_loop().time())
+
+    def admit(self, members: Mapping[NodeId, PublicKey], key: RunKey) -> None:
+        """Take the members that are here, with their keys, and the run's key that the coordinator says are in
+        force. Connections of who is no member any more are closed."""
+        self.keys.change_key(key, asyncio.get_running_loop().time())
+        for node in self.keys.change_members(members):
+            self.peers.drop(node)
+            self.offers.drop(node)
+            for link in list(self._accepted_of.get(node, ())):
+                link.close()
 
     @property
     def address(self) -> str:
@@ -163,18 +200,21 @@ class DataPlane:
         try:
             host, port = frames.parse_address(address)
             async with asyncio.timeout(frames.HANDSHAKE_TIMEOUT):
-                sock = await _connect(host, port)
+                sock = await _connect(host, port, self.private_addresses)
         except ValueError as error:
             raise LinkBroken(str(error)) from None
         except TimeoutError:
             raise LinkBroken(f"no connection to {address} within {frames.HANDSHAKE_TIMEOUT:g} s") from None
+        except OwnNetwork as error:
+            raise LinkBroken(f"no connection to {address}: {error}") from None
         except OSError as error:
             raise LinkBroken(f"no connection to {address}: {os_reason(error)}") from None
         link = Link(sock, self._meter, self._up, self._down)
         try:
             if self._tls is not None:
                 await self._tls.dial(link, pin, frames.HANDSHAKE_TIMEOUT)
-            await frames.greet(link, self.run, self.node, node, self._key)
+            shown = pin if self._tls is not None else NO_PIN
+            await frames.greet(link, self.run, self.node, node, self.keys, shown)
         except BaseException:
             link.close()
             raise
@@ -208,35 +248,50 @@ class DataPlane:
 
     async def _serve(self, sock: socket.socket) -> None:
         """Own the port and a task for each accepted connection."""
-        loop = asyncio.get_running_loop()
+        loop, accepts = asyncio.get_running_loop(), 0
         with sock:
             async with asyncio.TaskGroup() as group:
                 while True:
+                    if (accepts := accepts + 1) % ACCEPTS_AT_ONCE == 0:  # `sock_accept` may never wait
+                        await asyncio.sleep(0)
                     try:
-                        accepted, _ = await loop.sock_accept(sock)
+                        accepted, address = await loop.sock_accept(sock)
                     except OSError as error:  # out of descriptors, or the stranger has gone already
                         log.warning("a connection could not be accepted: %s", os_reason(error))
                         await asyncio.sleep(0.1)
                         continue
-                    if len(self._accepted) >= MAX_LINKS:
+                    network = network_of(address[0])
+                    if self._strangers.exhausted(network, loop.time()) or not self._make_room(network):
+                        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                         accepted.close()
                         continue
-                    if len(self._strangers) >= MAX_STRANGERS:  # members need a moment, others have no claim
-                        oldest = next(iter(self._strangers))
-                        del self._strangers[oldest]
-                        oldest.close()
                     link = Link(accepted, self._meter, self._up, self._down)
-                    self._accepted.add(link)
-                    self._strangers[link] = None
+                    self._accepted[link] = network
+                    displaced = self._strangers.admit(link, network, loop.time()).displaced
+                    if displaced is not None:  # members need a moment, others have no claim
+                        displaced.close()
                     group.create_task(self._accept(link))
 
+    def _make_room(self, network: str) -> bool:
+        """Whether there is a place for one more link from `network`; where all are taken, the network that has the
+        most, and more than this one would have, loses its newest."""
+        if len(self._accepted) < MAX_LINKS:
+            return True
+        counts = Counter(self._accepted.values())
+        crowd, most = counts.most_common(1)[0]
+        if most <= counts[network] + 1:
+            return False
+        newest = next(link for link in reversed(self._accepted) if self._accepted[link] == crowd)
+        del self._accepted[newest]
+        newest.close()
+        return True
+
     async def _accept(self, link: Link) -> None:
-        who = "a stranger"
+        who = STRANGER
         try:
-            if self._tls is not None:
-                await self._tls.accept(link, frames.HANDSHAKE_TIMEOUT)
-            who = node = await frames.welcome(link, self.run, self.node, self._key)
-            self._strangers.pop(link, None)
+            who = node = await self._shake_hands(link)
+            self._strangers.prove(link, asyncio.get_running_loop().time())
+            self._enter(node, link)
             first = await frames.receive(link, IDLE_TIMEOUT)
             if first.kind is FrameKind.LINK:
                 await self.peers.adopt(node, link)
@@ -248,15 +303,44 @@ class DataPlane:
         except LinkClosed:
             pass
         except LinkBroken as error:
-            log.warning("closed a connection from %s: %s", who, error)
+            if who != STRANGER or self._stranger_lines.take("", asyncio.get_running_loop().time()):
+                log.warning("closed a connection from %s: %s", who, error)
             if self._tls is None or link.encrypted:
                 await frames.farewell(link, FrameKind.REFUSED, str(error))
         except Exception:
             log.exception("closed a connection from %s because of a fault of this node", who)
         finally:
-            self._accepted.discard(link)
-            self._strangers.pop(link, None)
+            self._accepted.pop(link, None)
+            self._strangers.leave(link)
+            self._leave(NodeId(who), link)
             link.close()
+
+    async def _shake_hands(self, link: Link) -> NodeId:
+        """TLS and hello have one deadline. Raises `LinkBroken`."""
+        within = frames.HANDSHAKE_TIMEOUT
+        try:
+            async with asyncio.timeout(within):
+                if self._tls is not None:
+                    await self._tls.accept(link, within)
+                return await frames.welcome(link, self.run, self.node, self.keys, self.pin)
+        except TimeoutError:
+            raise LinkBroken(f"it did not say hello within {within:g} s") from None
+
+    def _enter(self, node: NodeId, link: Link) -> None:
+        """Count the link as one of this member's. Beyond its share its oldest one goes: that is given up, most
+        likely, on its side."""
+        mine = self._accepted_of[node]
+        while len(mine) >= MAX_LINKS_PER_MEMBER:
+            oldest = next(iter(mine))
+            del mine[oldest]
+            oldest.close()
+        mine[link] = None
+
+    def _leave(self, node: NodeId, link: Link) -> None:
+        if (mine := self._accepted_of.get(node)) is not None:
+            mine.pop(link, None)
+            if not mine:
+                del self._accepted_of[node]
 
     async def _serve_at(self, node: NodeId, address: str, pin: Pin) -> None:
         """Answer what `node` asks, which cannot dial this one."""
@@ -271,13 +355,14 @@ class DataPlane:
         """The first request may have come. One that this node is to wait for may come any time."""
         idle = IDLE_TIMEOUT if request is not None else None
         link.suit_path()  # what waits in the kernel gives way to no reduce
-        link.limit_sending(self.peers.spare)
         with ChunkSlot(self._places) as kept:
             while True:
                 request = request or await frames.receive(link, idle)
                 kept.asked()
                 if request.length:
                     raise LinkBroken("a request with a payload")
+                # A commit waits for audits; other fetches give way to the reduce.
+                link.limit_sending(self._up if request.kind in AUDIT_KINDS else self.peers.spare)
                 await self._answer(node, request, link, kept)
                 kept.answered()
                 request = None
@@ -296,10 +381,10 @@ class DataPlane:
         if slot.request != (request.kind, round, chunk):
             slot.packing_pays = self._suit(link)
             await slot.begin((request.kind, round, chunk))
-            slot.data = await self._find(request)
+            slot.data = await self._find(node, request)
         if slot.data is None:
             slot.drop()  # it may be there when it is asked for again
-            if not await self._pass_on(node, request, link):
+            if request.kind in AUDIT_KINDS or not await self._pass_on(node, request, link):
                 await frames.send(link, frames.unfenced(FrameKind.MISSING, round, chunk))
             return
         data, smaller = slot.data, False
@@ -314,7 +399,7 @@ class DataPlane:
         if request.kind is not FrameKind.GET_STATE or request.total in (0, len(slot.data)):
             slot.drop()  # that was all of it
 
-    async def _find(self, request: Header) -> memoryview | None:
+    async def _find(self, node: NodeId, request: Header) -> memoryview | None:
         """What was asked for, as a whole."""
         round, chunk = request.fence.round, request.chunk
         found: Octets | None
@@ -326,6 +411,8 @@ class DataPlane:
             case FrameKind.GET_DIGESTS:
                 digests = await self._shelf.digests(round)
                 found = None if digests is None else b"".join(digests)
+            case FrameKind.GET_INPUT | FrameKind.GET_RECEIPT:
+                found = await self.peers.evidence(node, request.kind, round, chunk)
             case _:
                 raise LinkBroken(f"a frame of kind {request.kind.name} where a stream or a request begins")
         return None if found is None else view(found)
@@ -383,7 +470,7 @@ async def _listen(listen: str) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, address = found[0]
-        sock = socket.create_server(address, family=family, backlog=128)
+        sock = socket.create_server(address, family=family, backlog=BACKLOG)
         sock.setblocking(False)
         return sock
     except OSError as error:
@@ -395,12 +482,12 @@ async def _listen(listen: str) -> socket.socket:
         ) from None
 
 
-async def _connect(host: str, port: int) -> socket.socket:
-    """A connection to the first address of `host` that takes it."""
+async def _connect(host: str, port: int, private: bool) -> socket.socket:
+    """A connection to the first address of `host` that may be dialled (`addresses`) and takes it."""
     loop = asyncio.get_running_loop()
     failure: OSError = OSError(errno.EHOSTUNREACH, "no address")
-    for family, kind, proto, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, proto)
+    for family, address in await resolve(host, port, private):
+        sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
             await loop.sock_connect(sock, address)

@@ -38,6 +38,8 @@ class FetchItem(Enum):
     SEALED = FrameKind.GET_SEALED
     STATE = FrameKind.GET_STATE
     DIGESTS = FrameKind.GET_DIGESTS
+    INPUT = FrameKind.GET_INPUT
+    RECEIPT = FrameKind.GET_RECEIPT
 
 
 class Dialer(Protocol):
@@ -51,13 +53,17 @@ class Dialer(Protocol):
 
 class FetchClient:
     """One connection to `node` for many chunks, dialled at the first one, and again after a failure; where there
-    is no address, one that a leaf opened, which has the chunks.
+    is no address, one that a leaf opened, which has the chunks: any leaf, or `node` itself.
 
     One `fetch` at a time; use several fetchers for several chunks at once.
     """
 
-    def __init__(self, plane: Dialer, node: NodeId, address: str, pin: Pin = NO_PIN) -> None:
+    def __init__(
+        self, plane: Dialer, node: NodeId, address: str, pin: Pin = NO_PIN, any_leaf: bool = True
+    ) -> None:
+        """`any_leaf`: where there is no address, any that offers it will do; else `node` is waited for."""
         self._plane, self.node, self.address, self._pin = plane, node, address, pin
+        self._any_leaf = any_leaf
         self._link: Link | None = None
         self._dialling: asyncio.Task[Link] | None = None
         self._offered: OfferedLink | None = None  # whose link it is
@@ -70,7 +76,8 @@ class FetchClient:
     async def _dial(self) -> Link:
         if self.address:
             return await self._plane.dial(self.node, self.address, self._pin)
-        self._offered = self._plane.offers.take()
+        offers = self._plane.offers
+        self._offered = offers.take() if self._any_leaf else await offers.take_of(self.node)
         if self._offered is None:
             raise LinkBroken("no leaf has dialled this node yet to offer what it has")
         return self._offered.link

@@ -4,9 +4,9 @@ frames mean, if they are of its round."""
 from enum import Enum
 from typing import Protocol
 
-from atoll.comm.byte_view import U8
+from atoll.comm.byte_view import U8, Octets
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.transport.frames import Header, QueuedFrame
+from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 
 
 class RoundOrder(Enum):
@@ -39,6 +39,10 @@ class FrameHandler(Protocol):
     async def frame(self, node: NodeId, queued: QueuedFrame) -> tuple[Header, memoryview] | None:
         """The frame that was posted for `node`, header and payload; None: there is nothing to be sent of it any
         more."""
+
+    async def evidence(self, node: NodeId, kind: FrameKind, c: int) -> Octets | None:
+        """What `node`, which audits chunk `c`, asks for: GET_INPUT, GET_RECEIPT; None: it is not here. It must not
+        change while it is sent."""
 
     def joined(self, node: NodeId) -> None:
         """Hear that a link to `node` broke and there is another: what was on the broken one may be lost."""

@@ -1,21 +1,25 @@
-"""The bytes between two data planes, version 6.
+"""The bytes between two data planes, version 7.
 
 Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
     accepting side      4  magic "ATOL"
-                        1  version, 6
+                        1  version, 7
                         3  zero
                        16  nonce, fresh for each connection
     dialling side       4  magic "ATOL"
-                        1  version, 6
+                        1  version, 7
                         1  bytes of the run id            r
                         1  bytes of the sender's node id  s
                         1  bytes of the receiver's id     t
+                        4  number of the run's key: how many members were expelled before it
                     r+s+t  the three ids
-                       32  HMAC-SHA256(key, nonce + all bytes of the hello before this)
+                       32  HMAC-SHA256(the run's key, nonce + all bytes of the hello before this)
+                       64  the sender's signature (`atoll.comm.signatures`) over the nonce, the pin of the
+                           certificate that the receiver showed it (with TLS), and the hello
 
-So the key never travels, a recorded hello opens nothing, and a node that inherited another's address does
-not take its mail. Then frames, in both directions:
+So no key ever travels, a recorded hello opens nothing, nobody speaks in the name of another member, who accepts a
+connection cannot use its hello at a third node, and a node that inherited another's address does not take its
+mail. `key_ring` says who is let in. Then frames, in both directions:
 
                         1  kind
                         1  flags: 1 = the payload is a zstandard frame of what it stands for, in the order
@@ -37,7 +41,7 @@ The kinds, by number; below, what those mean that are not their names:
     1 LINK             5 WANT      9 PARTIAL        18 GET_DIGESTS
     2 CONTRIBUTION     6 LACK     10 OFFER          24 DATA
     3 SEALED           7 RESYNC   16 GET_SEALED     25 MISSING
-    4 MERGED           8 REFUSED  17 GET_STATE
+    4 MERGED           8 REFUSED  17 GET_STATE       19 GET_INPUT   20 GET_RECEIPT
 
 Over a long path a payload travels in pieces, each in a frame, over all links to the peer at once. A request for
 a chunk of the state names the part of it that is wanted: from the first of the last two fields to the second.
@@ -47,7 +51,9 @@ and the next ones', both ways (`protocol` says when):
 
     CONTRIBUTION   an encoded chunk, to its owner, or to the relay of the sender's region
     PARTIAL        the encoded mean of what a relay has of its region, to the chunk's owner; behind it the places
-                   of those who are in it, as a bitmap of as many bytes as the plan's `regions` need
+                   of those who are in it, as a bitmap of as many bytes as the plan's `regions` need.
+                   Where the plan has a salt, the 64 bytes of the sender's signature are behind either of the two,
+                   not in the zstandard frame (`atoll.comm.receipts`)
     SEALED         a sealed chunk, from its owner or relay, or from whoever was asked for it
     MERGED         no payload: the owner or relay has made use of what it was sent of the chunk, its memory is free
     WANT           no payload: send this sealed chunk
@@ -62,16 +68,16 @@ with a request (GET_...) carries requests and answers; one that starts with OFFE
 dialled asks: the other one is a leaf.
 
 The GET_... ask for what there is of a round: the sealed bytes of a chunk, a chunk of the state after it (its
-anchor, then its momentum, fp32), the digests of all chunks of that state, 16 bytes each, in their order. The
-answer is DATA, or MISSING without a payload.
+anchor, then its momentum, fp32), the digests of all chunks of that state, 16 bytes each, in their order. Of the
+round that is being reduced, until its commit: GET_INPUT asks for what the other side contributed to the chunk, as
+CONTRIBUTION has it, unpacked; GET_RECEIPT for its receipt, as the owner of the chunk or the relay of its region.
+The answer is DATA, or MISSING without a payload.
 
 `receive` reads the 48 bytes of a header and nothing more. Whoever calls it knows which length must follow, and
 refuses another one before a byte is allocated for it.
 """
 
 import asyncio
-import hashlib
-import hmac
 import os
 import struct
 from collections.abc import AsyncIterator
@@ -80,17 +86,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from atoll.comm.byte_view import Octets, view
-from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round, RunId
 from atoll.comm.plan import Fence
 from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, LINGER_TIMEOUT, STALL_TIMEOUT, Link, LinkBroken
+from atoll.comm.transport.key_ring import PROOF_BYTES, KeyRing
 
 MAGIC = b"ATOL"
-VERSION = 6
+VERSION = 7
 PROTOCOL = 300 + VERSION  # version of the control plane: who could not talk to peers is refused by the coordinator
 GREETING = struct.Struct("<4sB3x16s")
-HELLO = struct.Struct("<4sBBBB")
+HELLO = struct.Struct("<4sBBBBI")
 HEADER = struct.Struct("<BBHIQQQIIII")
-PROOF = 32  # bytes of a hello's HMAC
 MAX_SENTENCE = 512  # bytes of a refusal's sentence at most
 MAX_SKIPPED = 1 << 28  # bytes of a payload that is read away
 HANDSHAKE_TIMEOUT = 10.0  # seconds to connect, and to say hello
@@ -113,6 +119,8 @@ class FrameKind(IntEnum):
     GET_SEALED = 16  # requests, without payload
     GET_STATE = 17
     GET_DIGESTS = 18
+    GET_INPUT = 19  # of the reduce under way
+    GET_RECEIPT = 20
     DATA = 24  # answers: the bytes themselves,
     MISSING = 25  # or this side does not have them
 
@@ -211,9 +219,9 @@ async def sentence(link: Link, header: Header) -> str:
     return (await link.read(header.length, STALL_TIMEOUT)).decode(errors="replace")
 
 
-async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> None:
-    """Take the dialling side's part in the handshake. Whether it was accepted shows in the first frame read.
-    Raises `LinkBroken`."""
+async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, keys: KeyRing, pin: Pin = NO_PIN) -> None:
+    """Take the dialling side's part in the handshake; `pin`: of the certificate that was shown to it. Whether it
+    was accepted shows in the first frame read. Raises `LinkBroken`."""
     async with _in_time():
         magic, version, nonce = GREETING.unpack(await link.read(GREETING.size, None))
         if magic != MAGIC:
@@ -221,32 +229,27 @@ async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> N
         if version != VERSION:
             raise LinkBroken(_other(version))
         ids = [text.encode() for text in (run, me, to)]
-        hello = HELLO.pack(MAGIC, VERSION, *(len(text) for text in ids)) + b"".join(ids)
-        await link.write(hello + _proof(key, nonce, hello))
+        hello = HELLO.pack(MAGIC, VERSION, *(len(text) for text in ids), keys.key.number) + b"".join(ids)
+        await link.write(hello + keys.prove(nonce, hello, pin))
 
 
-async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
-    """Take the accepting side's part in the handshake; returns who dialled. Reads at most 805 bytes from a
-    stranger. Raises `LinkBroken`.
-
-    Without a key, which a node has from its join on, nobody is accepted.
-    """
+async def welcome(link: Link, run: RunId, me: NodeId, keys: KeyRing, pin: Pin = NO_PIN) -> NodeId:
+    """Take the accepting side's part in the handshake; returns who dialled. `pin`: of the certificate that this
+    side shows. Reads at most 873 bytes from a stranger. Raises `LinkBroken`."""
     async with _in_time():
         nonce = os.urandom(16)
         await link.write(GREETING.pack(MAGIC, VERSION, nonce))
         start = await link.read(HELLO.size, None)
-        magic, version, *lengths = HELLO.unpack(start)
+        magic, version, *lengths, number = HELLO.unpack(start)
         if magic != MAGIC:
             raise LinkBroken("its first bytes are not those of a data plane")
         if version != VERSION:
             raise LinkBroken(_other(version))
         ids = await link.read(sum(lengths), None)
-        proof = await link.read(PROOF, None)
-    if not key:
-        raise LinkBroken("this node has not joined its run yet")
-    if not hmac.compare_digest(proof, _proof(key, nonce, start + ids)):
-        raise LinkBroken("it does not know the run's key")
+        proof = await link.read(PROOF_BYTES, None)
     theirs, sender, to = (text.decode(errors="replace") for text in _split(ids, lengths))
+    if why := await keys.refusal(nonce, start + ids, pin, proof, number, NodeId(sender)):
+        raise LinkBroken(why)
     if theirs != run:
         raise LinkBroken(f"it belongs to run {theirs!r}, this node to {run!r}")
     if to != me:
@@ -282,10 +285,6 @@ def parse_address(address: str) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """ "host:port", with an IPv6 literal in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _proof(key: bytes, nonce: bytes, hello: bytes) -> bytes:
-    return hmac.digest(key, nonce + hello, hashlib.sha256)
 
 
 def _split(data: bytes, lengths: list[int]) -> list[bytes]:

@@ -42,6 +42,7 @@ class OfferPool:
 
     def __init__(self) -> None:
         self._free: list[OfferedLink] = []
+        self._kept = asyncio.Event()  # set, and replaced, whenever there is one more
 
     async def keep(self, node: NodeId, link: Link) -> None:
         """Let this node ask `node` over the link; returns when that is of no more use."""
@@ -50,12 +51,18 @@ class OfferPool:
             self._free.remove(old)
             old.close()
         offered = OfferedLink(node, link)
-        self._free.append(offered)
+        self._offer(offered)
         try:
             await offered.over.wait()
         finally:
             if offered in self._free:
                 self._free.remove(offered)
+
+    def drop(self, node: NodeId) -> None:
+        """Close the connections of `node` that nobody uses: it is no member any more."""
+        for offered in [offered for offered in self._free if offered.node == node]:
+            self._free.remove(offered)
+            offered.close()
 
     def take(self, besides: Collection[NodeId] = ()) -> OfferedLink | None:
         """A connection for the caller alone, who gives it back or closes it; None: there is none but of the nodes
@@ -65,9 +72,21 @@ class OfferPool:
             self._free.remove(found)
         return found
 
+    async def take_of(self, node: NodeId) -> OfferedLink:
+        """A connection of this leaf for the caller alone, as soon as there is one."""
+        while (found := next((offered for offered in self._free if offered.node == node), None)) is None:
+            await self._kept.wait()
+        self._free.remove(found)
+        return found
+
     def give_back(self, offered: OfferedLink) -> None:
         """Return a connection to the pool once what was asked on it is answered: it may be taken again."""
+        self._offer(offered)
+
+    def _offer(self, offered: OfferedLink) -> None:
         self._free.append(offered)
+        self._kept.set()
+        self._kept = asyncio.Event()
 
 
 class OfferDialer:

@@ -9,7 +9,7 @@ to each peer whose link is slower.
 from collections.abc import Collection
 
 from atoll.comm.ids import NodeId
-from atoll.comm.transport.bandwidth import LinkEstimate, PeakRate
+from atoll.comm.transport.bandwidth import BurstRate, LinkEstimate, PeakRate
 from atoll.comm.transport.connection import ByteCounter, Link, RateLimiter
 from atoll.comm.transport.pacing import LinkPacer
 from atoll.comm.transport.peer import Peer
@@ -48,6 +48,9 @@ class LinkEstimator:
         # Within a region a reduce waits for other regions: what a link carries shows in bursts only.
         self._inside_peak = 0.0
         self._seen: dict[Link, tuple[int, int]] = {}  # bytes acknowledged, and received, at the last sample
+        # of each peer: bytes that came from it, and that it took, in this reduce; and how fast they did at best
+        self._peer_bytes: dict[NodeId, tuple[int, int]] = {}
+        self._peer_rates: dict[NodeId, tuple[BurstRate, BurstRate]] = {}
         self._acked = self._received = self._outside = 0  # bytes in this reduce; of the first, to other regions
         self._samples = 0
 
@@ -69,6 +72,10 @@ class LinkEstimator:
             sent = self._counter.up
             self.limiter.adjust(self._pacer.look(now, sent, self._acked, rtt, queue, self.rate_up))
         if self._samples % RATE_INTERVAL == 0:
+            for node, totals in self._peer_bytes.items():
+                rates = self._peer_rates.setdefault(node, (BurstRate(), BurstRate()))
+                for rate, total in zip(rates, totals, strict=True):
+                    rate.add(now, total)
             self._up.add(now, self._acked, self._counter.up)
             self._down.add(now, self._received)
             if self.region_peers is not None:
@@ -76,6 +83,11 @@ class LinkEstimator:
                 self.rate_inside = self._inside_peak or self.rate_inside
                 self.rate_outside = self._outside_peak.best or self.rate_outside
         self._samples += 1
+
+    @property
+    def seen(self) -> dict[NodeId, tuple[float, float]]:
+        """Bytes a second that came from each peer at best in this reduce, and that each took."""
+        return {node: (came.rate, took.rate) for node, (came, took) in self._peer_rates.items()}
 
     def _add(self, node: NodeId, link: Link, trips: dict[NodeId, tuple[float, float]]) -> None:
         """What one connection carried since the last sample."""
@@ -85,7 +97,10 @@ class LinkEstimator:
         self._seen[link] = path.acked, path.received
         acked = path.acked - was_acked
         self._acked += acked
-        self._received += path.received - was_received
+        received = path.received - was_received
+        self._received += received
+        came, took = self._peer_bytes.get(node, (0, 0))
+        self._peer_bytes[node] = came + received, took + acked
         if acked and path.rtt > LONG_PATH_RTT:
             rtt, smoothed = trips.get(node, (path.rtt, path.smoothed))
             trips[node] = min(rtt, path.rtt), min(smoothed, path.smoothed)

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import assert_never
 
 from atoll.comm.buffers import BufferPool
-from atoll.comm.byte_view import U8
+from atoll.comm.byte_view import U8, Octets
 from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport.adaptive_zstd import AdaptiveZstd
-from atoll.comm.transport.bandwidth import sample_round_trips
+from atoll.comm.transport.bandwidth import sample_peers, sample_round_trips
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken, RateLimiter, close_dialled
 from atoll.comm.transport.frame_handler import FrameHandler, RoundOrder, round_order
 from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
@@ -118,6 +118,11 @@ class PeerLinks:
                 for link in list(peer.links)[peer.policy.link_target :] if peer.policy.primary else ():
                     link.close()
 
+    async def evidence(self, node: NodeId, kind: FrameKind, round: Round, c: int) -> Octets | None:
+        """What the reduce of `round`, if it is the one under way, has for `node`, which audits its chunk `c`."""
+        handler = self._handler
+        return await handler.evidence(node, kind, c) if handler is not None and handler.round == round else None
+
     def expect(self, members: Iterable[tuple[PlanMember, bool]]) -> None:
         """Have links to these members, and to no others, as long as the reduce lasts: (member, whether this side
         dials it first)."""
@@ -164,6 +169,12 @@ class PeerLinks:
         """All links, with the node that each leads to."""
         return [(peer.node, link) for peer in self._peers.values() for link in peer.links]
 
+    def seen_rates(self, members: Sequence[NodeId], me: NodeId) -> dict[NodeId, tuple[float, float]]:
+        """Bytes a second that came from each peer at best in this reduce, and that each took; of many `members`, a
+        sample that differs with this node's place among them."""
+        seen = self.estimator.seen
+        return {n: seen[n] for n in sample_peers([n for n in members if n in seen], members.index(me))}
+
     def round_trips(self) -> dict[NodeId, float]:
         """The shortest round trip, in seconds, to each peer that there is a link to and the kernel has measured;
         of many peers, a sample that tells who is near (`sample_round_trips`)."""
@@ -173,6 +184,13 @@ class PeerLinks:
             if path is not None and path.rtt:
                 found[node] = min(path.rtt, found.get(node, path.rtt))
         return sample_round_trips(found)
+
+    def drop(self, node: NodeId) -> None:
+        """Close all links to `node`, whoever dialled them: it is no member any more."""
+        if (peer := self._peers.get(node)) is not None:
+            self._stop_dialling(peer)
+            for link in list(peer.links):
+                link.close()
 
     async def close(self) -> None:
         """Close all links, and wait for the tasks that used them."""

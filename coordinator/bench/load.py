@@ -20,7 +20,9 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import root
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.proto.join_proof import prove_join
 from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 
 NICENESS = 5  # the members stand for other machines: they take no time from the coordinator
@@ -166,6 +168,7 @@ class LoadMember:
         request = pb.JoinRequest(
             protocol=PROTOCOL, run=task.run, token=task.token, name="member", address="127.0.0.1:9"
         )
+        prove_join(request, PrivateKey.generate())
         async with load.gate:
             reply = await self._stub.Join(request, timeout=CALL_TIMEOUT)
         self.session, self._node, self.interval = reply.session, reply.node_id, reply.heartbeat
@@ -198,7 +201,7 @@ class LoadMember:
             load.result.planned.setdefault(plan.round, {})[self._node] = at
             load.start(self._reduce(plan))
         making = view.initialise and not committed
-        if (making or view.has_state or committed) and self._first("state", committed):
+        if (making or view.state_digest or committed) and self._first("state", committed):
             load.start(self._report_state(self._spread(), committed))
         if view.evaluate and self._first("evaluate", committed):
             load.start(self._report_loss(self._spread(), committed))
@@ -235,7 +238,8 @@ class LoadMember:
         """Every member's input is in each of the chunks."""
         await asyncio.sleep(delay)
         inputs = bitmap(range(members), members)
-        seals = [pb.Seal(chunk=c, digest=digest(c), inputs=inputs) for c in chunks]
+        norms = [0.0] * members
+        seals = [pb.Seal(chunk=c, digest=digest(c), inputs=inputs, norms=norms) for c in chunks]
         await self._send(pb.ReportRequest(fence=fence, chunks_sealed=pb.ChunksSealed(seals=seals)))
 
     async def _report_complete(self, delay: float, fence: pb.Fence) -> None:

@@ -15,6 +15,9 @@ an optimum of the programme, and of its many optima the one that is also best fo
 slowest, unless equal shares of those that own something are as good; a solver returns an arbitrary corner. Limits
 that join several members' shares (rates within a region, a region's common link) are left to the solver.
 
+Rates are told, and may be lies: with a `limit` no member owns more than so many equal shares, whatever its links.
+What it could own beyond that falls to the next in speed; the programme has an upper bound of each share.
+
 `predict` counts bytes on links that always have something to send; latency and the handling of peers and messages
 are in `atoll.coordinator.placement.two_level`.
 """
@@ -66,20 +69,27 @@ class Traffic(NamedTuple):
 
 
 def plan_shares(
-    nodes: Sequence[PlanNode], payload: float, *, chunks: int = 0, regions: Regions = (), between: float = 0.0
+    nodes: Sequence[PlanNode],
+    payload: float,
+    *,
+    chunks: int = 0,
+    regions: Regions = (),
+    between: float = 0.0,
+    limit: float = inf,
 ) -> ChunkShares:
     """The shares that a reduce of `payload` bytes is fastest with; equal ones unless that is 10 %, and a
     quarter of a second, faster.
 
     Equal shares do not change from round to round with what was measured; so those that own something own as much
     as each other where that is as fast. Members whose share is less than half of one of `chunks` chunks own
-    nothing, where that costs little. For `regions` and `between` see `predict`.
+    nothing, where that costs little. For `regions` and `between` see `predict`. `limit`: equal shares, of those
+    who can own, that a contributor owns at most; members that only reduce own what is best.
     """
     if all(node.leaf for node in nodes):
         raise NobodyReachable(
             f"none of the {len(nodes)} members can be reached by the others: nobody to own a chunk"
         )
-    nodes = with_rates(nodes)
+    nodes, bounds = with_rates(nodes), share_bounds(nodes, limit)
     if len(regions) == 1:  # everything is local
         nodes = [replace(node, up=node.local, down=node.local) if node.local else node for node in nodes]
     if len(regions) == 1 or not (between or any(node.local for node in nodes)):
@@ -91,12 +101,12 @@ def plan_shares(
     equal = planned(_scaled([float(not node.leaf) for node in nodes]))
     if equal.seconds == 0 or _symmetric(nodes, regions):
         return equal
-    best = planned(_solved(nodes, regions, between) if regions else _filled(nodes))
+    best = planned(_solved(nodes, regions, between, bounds) if regions else _filled(nodes, bounds))
     if equal.seconds <= max(ACCEPTED_SLOWDOWN * best.seconds, best.seconds + ACCEPTED_DELAY_SECONDS):
         return equal
-    trimmed = planned(_trimmed(best.shares, chunks))
+    trimmed = planned(bounded_shares(_trimmed(best.shares, chunks), bounds))
     chosen = trimmed if trimmed.seconds <= ACCEPTED_SLOWDOWN * best.seconds else best
-    evened = planned(_scaled([float(share > 0) for share in chosen.shares]))
+    evened = planned(bounded_shares(_scaled([float(share > 0) for share in chosen.shares]), bounds))
     return evened if evened.seconds <= chosen.seconds else chosen
 
 
@@ -168,6 +178,30 @@ def deal(shares: Sequence[float], chunks: int) -> tuple[int, ...]:
     return tuple(i for _, i in sorted(zip(places, owners, strict=True)))
 
 
+def share_bounds(nodes: Sequence[PlanNode], limit: float) -> tuple[float, ...]:
+    """The largest share that each member may own: `limit` equal ones of those who can own; all of it for one that
+    only reduces."""
+    most = limit / sum(not node.leaf for node in nodes)
+    return tuple(min(most, 1.0) if node.contributes else 1.0 for node in nodes)
+
+
+def bounded_shares(shares: Sequence[float], bounds: Sequence[float]) -> tuple[float, ...]:
+    """The shares, none above its bound: what is cut off goes to the others that own something, in proportion.
+    Where these cannot take it all, it stays where it was, in proportion."""
+    found = list(shares)
+    while over := [i for i, share in enumerate(found) if share > bounds[i] * (1 + 1e-12)]:
+        spare = sum(found[i] - bounds[i] for i in over)
+        for i in over:
+            found[i] = bounds[i]
+        free = [i for i, share in enumerate(found) if 0 < share < bounds[i]]
+        if not free:
+            return _scaled(found)
+        whole = sum(found[i] for i in free)
+        for i in free:
+            found[i] += spare * found[i] / whole
+    return tuple(found)
+
+
 def blend(old: float, measured: float) -> float:
     """A rate after one more measurement, bytes/s; 0 = nothing known, nothing measured.
 
@@ -185,8 +219,9 @@ def _symmetric(nodes: Sequence[PlanNode], regions: Regions) -> bool:
     return len(set(nodes)) == 1 and nodes[0].contributes and len({len(region) for region in regions}) <= 1
 
 
-def _filled(nodes: Sequence[PlanNode]) -> tuple[float, ...]:
-    """The optimum where each member has its link for itself, by filling up from the fastest."""
+def _filled(nodes: Sequence[PlanNode], bounds: Sequence[float]) -> tuple[float, ...]:
+    """The optimum where each member has its link for itself, by filling up from the fastest, each up to its
+    bound."""
     everybody = sum(node.contributes for node in nodes)
     owners = [i for i, node in enumerate(nodes) if not node.leaf]
     givers = [i for i in owners if nodes[i].contributes]
@@ -196,16 +231,28 @@ def _filled(nodes: Sequence[PlanNode]) -> tuple[float, ...]:
     rate = {i: min(nodes[i].up, nodes[i].down) for i in owners}
     c = {i: int(nodes[i].contributes) for i in owners}
     k = {i: everybody - 2 * c[i] for i in owners}
-    t, slope, offset = inf, 0.0, 0.0
-    for i in sorted(owners, key=lambda i: c[i] / rate[i]):
-        if t <= c[i] / rate[i]:
+    # What all can own within t rises in straight pieces: member i begins to at c_i / rate_i, and has all it may at
+    # (c_i + k_i bound_i) / rate_i.
+    begins = ((c[i] / rate[i], i, True) for i in owners)
+    ends = (((c[i] + k[i] * bounds[i]) / rate[i], i, False) for i in owners)
+    slope, offset, full, t = 0.0, 0.0, 0.0, inf  # at the time t all own slope t - offset + full
+    for at, i, enters in sorted((*begins, *ends)):
+        if slope > 0 and (t := (1 - full + offset) / slope) <= at:
             break
-        slope, offset = slope + rate[i] / k[i], offset + c[i] / k[i]
-        t = (1 + offset) / slope
-    return _scaled([max(0.0, t * rate[i] - c[i]) / k[i] if i in rate else 0.0 for i in range(len(nodes))])
+        sign = 1 if enters else -1
+        slope, offset = slope + sign * rate[i] / k[i], offset + sign * c[i] / k[i]
+        full += 0.0 if enters else bounds[i]
+        t = at
+
+    def share(i: int) -> float:
+        return min(bounds[i], max(0.0, t * rate[i] - c[i]) / k[i]) if i in rate else 0.0
+
+    return _scaled([share(i) for i in range(len(nodes))])
 
 
-def _solved(nodes: Sequence[PlanNode], regions: Regions, between: float) -> tuple[float, ...]:
+def _solved(
+    nodes: Sequence[PlanNode], regions: Regions, between: float, bounds: Sequence[float]
+) -> tuple[float, ...]:
     """An optimum where members of a region share limits, by linear programme: minimise t, in payloads, over w.
 
     With W and C_g the share and the contributors of member i's region, `between` B:
@@ -244,7 +291,8 @@ def _solved(nodes: Sequence[PlanNode], regions: Regions, between: float) -> tupl
 
     cost = [0.0] * (t + 1)
     cost[t], cost[most] = 1.0, 1e-4  # of the optima, one without needlessly large shares
-    upper = [0.0 if node.leaf else inf for node in nodes] + [inf] * (len(regions) + 2)
+    own = (0.0 if node.leaf else bound for node, bound in zip(nodes, bounds, strict=True))
+    upper = [*own, *[inf] * (len(regions) + 2)]
     found = _minimum(cost, upper, rows, limits, sums, [0.0] * len(regions) + [1.0])
     if found is None:  # numerical trouble, for any shares are a plan
         return _scaled([float(not node.leaf) for node in nodes])

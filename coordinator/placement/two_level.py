@@ -34,6 +34,7 @@ from atoll.coordinator.placement.bandwidth_shares import (
     ChunkShares,
     PlanNode,
     Traffic,
+    bounded_shares,
     busy,
     deal,
     plan_shares,
@@ -106,11 +107,19 @@ def predict_flat(
 
 
 def plan_regions(
-    nodes: Sequence[PlanNode], rtts: Rtts, payload: float, chunks: int, *, between: float = 0.0
+    nodes: Sequence[PlanNode],
+    rtts: Rtts,
+    payload: float,
+    chunks: int,
+    *,
+    between: float = 0.0,
+    limit: float = inf,
 ) -> TwoLevel | None:
     """The fastest two-level plan, or one with equal shares unless it is 10 % slower; None if there is one region.
 
     `between`: bytes/s that all members of a region together send to, and receive from, others; 0 = no such limit.
+    `limit`: equal shares that a member who contributes relays of its region's chunks, and owns of all, at most; a
+    region owns no more than that for each of its members that can be dialled.
     """
     regions = usable(find_regions(len(nodes), rtts), nodes, rtts)
     if len(regions) < 2:
@@ -119,11 +128,12 @@ def plan_regions(
     reachable = [[i for i in region if not nodes[i].leaf] for region in regions]
     owned = [1 / len(regions)] * len(regions)
     relayed = [{i: 1 / len(own) for i in own} for own in reachable]
-    equal = _dealt(nodes, regions, relayed, owned, rtts, payload, chunks, between)
+    equal = _dealt(nodes, regions, *_bounded(nodes, relayed, owned, limit), rtts, payload, chunks, between)
     alike = len(set(nodes)) == 1 and len({len(region) for region in regions}) == 1
     if alike or not any(0 < rate < inf for node in nodes for rate in (node.up, node.local)):
         return equal
-    best = _dealt(nodes, regions, *_filled(nodes, regions, between), rtts, payload, chunks, between)
+    filled = _bounded(nodes, *_filled(nodes, regions, between), limit)
+    best = _dealt(nodes, regions, *filled, rtts, payload, chunks, between)
     return equal if equal.seconds <= ACCEPTED_SLOWDOWN * best.seconds else best
 
 
@@ -180,6 +190,33 @@ def usable(
         if i not in home:
             joined[nearest[i][1] if i in nearest else largest].append(i)
     return tuple(tuple(sorted(region)) for region in joined)
+
+
+def _bounded(
+    nodes: Sequence[PlanNode], relayed: Sequence[Mapping[int, float]], owned: Sequence[float], limit: float
+) -> tuple[list[dict[int, float]], list[float]]:
+    """The relays' shares of their regions, and the regions' shares of the chunks, within `limit` equal ones. A
+    region's bound is its members' together; of one in which somebody only reduces there is none, nor of that
+    one."""
+    able = sum(map(len, relayed))
+    free = [any(not nodes[i].contributes for i in shares) for shares in relayed]
+    parts = bounded_shares(
+        owned, [1.0 if f else limit * len(shares) / able for f, shares in zip(free, relayed, strict=True)]
+    )
+    rows = []
+    for shares, part in zip(relayed, parts, strict=True):
+        whole = sum(shares.values())
+        scaled = [share / whole for share in shares.values()]
+        most = limit / max(len(shares), able * part)  # of its region's chunks, and so of all that this one owns
+        bounds = [min(most, 1.0) if nodes[i].contributes else 1.0 for i in shares]
+        rows.append(dict(zip(shares, bounded_shares(_widened(scaled, bounds), bounds), strict=True)))
+    return rows, list(parts)
+
+
+def _widened(shares: Sequence[float], bounds: Sequence[float]) -> list[float]:
+    """The shares; equal ones where those that have any cannot have it all within their bounds."""
+    enough = sum(bound for share, bound in zip(shares, bounds, strict=True) if share > 0) >= 1
+    return list(shares) if enough else [1 / len(shares)] * len(shares)
 
 
 def _dealt(

@@ -6,15 +6,15 @@ import secrets
 from collections.abc import Callable
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_health.v1.health_pb2 import HealthCheckResponse
-from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
-from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from atoll.comm.config.run import RunConfig
-from atoll.comm.errors import ResourceError
-from atoll.comm.transport.certificates import Certificate
+from atoll.comm.invite import split_host_port
+from atoll.comm.transport.certificates import NAME, Certificate
+from atoll.coordinator.door.front_door import FrontDoor, listening_socket
+from atoll.coordinator.door.ports import CONTROL
+from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.event_loop import EventLoop
+from atoll.coordinator.service.health import Health, ServiceProbe
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.rpc import SERVICE_NAME, CoordinatorService
@@ -28,9 +28,13 @@ LAST_VIEWS_TIMEOUT = 1.0  # seconds for the last views to leave
 LAST_ANSWERS_TIMEOUT = 0.5  # seconds for the last answers to leave
 CLOSING_PHASES = (Phase.COLLECTING, Phase.REDUCING)
 MAX_CALLS = 50_000  # at a time, streams included
+# Calls on one connection at a time: a member has its stream of views, a heartbeat, and a report of each kind.
+MAX_STREAMS = 32
 UNLIMITED_MS = 2**31 - 1
+MAX_DOOR_SILENCE = 3.0  # seconds without a word from the door's process after which it lets no calls in
 CHANNEL_OPTIONS = {
-    "grpc.so_reuseport": 0,
+    "grpc.max_concurrent_streams": MAX_STREAMS,
+    "grpc.max_metadata_size": 8 << 10,  # bytes
     "grpc.max_receive_message_length": 4 << 20,  # bytes; the seals of 100,000 chunks
     "grpc.max_send_message_length": 16 << 20,  # bytes; a plan is the longest: who owns each chunk
     "grpc.max_connection_age_ms": UNLIMITED_MS,  # a stream lives as long as its node
@@ -53,31 +57,37 @@ class ControlPlane:
         journal: Journal,
         tell: Callable[[Effect], None],
         certificate: Certificate | None = None,
+        private_addresses: bool = True,
     ) -> None:
         """Rebuild the run from its journal. `tell` is called with every effect once it is durable. Without a
-        certificate nothing is encrypted."""
-        self.metrics, self.health = Metrics(), health.aio.HealthServicer()
+        certificate nothing is encrypted. `private_addresses`: members may have such ones."""
+        self.metrics, self.door = Metrics(), FrontDoor()
         self.event_loop = EventLoop(config, journal, self.metrics, tell, self._show_health)
-        self.views = ViewStreams(self.event_loop, self.metrics)
+        keys = DataKeys(_secret(journal))
+        self.views = ViewStreams(self.event_loop, self.metrics, keys.key)
         self.event_loop.on_change.append(self.views.notify)
         self._certificate, tls = certificate, certificate is not None
-        service = CoordinatorService(
-            self.event_loop, self.views, journal, self.metrics, config.name, _data_key(journal), tls
+        self._service = service = CoordinatorService(
+            *(self.event_loop, self.views, journal, self.metrics, self.door, config.name, keys, tls),
+            private_addresses,
         )
+        self.health = Health(SERVICE_NAME, service.guard)
         self._server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=list(CHANNEL_OPTIONS.items()))
-        self._server.add_generic_rpc_handlers((service.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, REFLECTION), self._server)
+        self._server.add_generic_rpc_handlers((service.handler(), *self.health.handlers()))
+        self.event_loop.on_change.append(self._revoke_departed)
+        self._seen_changes = -1  # of the members, when `_revoke_departed` last looked
+        self._probed = ""  # where the service listens behind the door
 
     def listen(self, address: str) -> int:
         """Bind `address`, host:port; return the port. Raises `ResourceError`."""
-        try:
-            if (own := self._certificate) is not None:
-                credentials = grpc.ssl_server_credentials([(own.key, own.body)])
-                return self._server.add_secure_port(address, credentials)
-            return self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ResourceError(f"cannot listen on {address}: {error}") from None
+        sock = listening_socket(address, "--listen")
+        self._probed = f"unix:{self.door.open(sock, CONTROL)}"
+        if (own := self._certificate) is not None:
+            credentials = grpc.ssl_server_credentials([(own.key, own.body)])
+            self._server.add_secure_port(self._probed, credentials)
+        else:
+            self._server.add_insecure_port(self._probed)
+        return int(sock.getsockname()[1])
 
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
@@ -85,8 +95,16 @@ class ControlPlane:
         await self._server.start()
         dispatch = asyncio.create_task(self.views.run())
         events = asyncio.create_task(self.event_loop.run())
+        members = self.event_loop.state.members
+        self.door.know(tuple({_host(m.address) for m in (*members.departed.values(), *members.here.values())}))
+        probe = ServiceProbe(self._channel())
+        self.event_loop.refusing = lambda: probe.refused or self.door.silence > MAX_DOOR_SILENCE
+        guards = [asyncio.create_task(part.run()) for part in (self.door, probe)]
         try:
-            await asyncio.wait((dispatch, events), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((dispatch, events, *guards), return_when=asyncio.FIRST_COMPLETED)
+            for task in guards:
+                if task.done():
+                    await task
             for task in (dispatch, events):
                 if task.done():
                     await task  # one that failed: show why
@@ -94,9 +112,10 @@ class ControlPlane:
             self.event_loop.stop()  # first: the streams that end now are nobody's fault
             self.views.end()
             await self._server.stop(LAST_ANSWERS_TIMEOUT)
-            for task in (dispatch, events):
+            for task in (dispatch, events, *guards):
                 task.cancel()
-            await asyncio.gather(dispatch, events, return_exceptions=True)
+            await asyncio.gather(dispatch, events, *guards, return_exceptions=True)
+            self.door.close()
 
     async def drain(self, at_once: asyncio.Event) -> None:
         """Tell everybody that the coordinator will be away for a while, and let a round that is closing finish:
@@ -104,7 +123,7 @@ class ControlPlane:
         loop, number = self.event_loop, self.event_loop.state.round.number
         loop.draining = True
         self.views.notify()
-        await self.health.enter_graceful_shutdown()
+        self.health.draining = True
         if loop.state.round.phase in CLOSING_PHASES and not loop.trouble:
             log.info(
                 f"stopping when round {number} is done, in {DRAIN_TIMEOUT:g} s at most; "
@@ -123,12 +142,30 @@ class ControlPlane:
         self.event_loop.stop()
 
     async def _show_health(self, serving: bool) -> None:
-        status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE_NAME):
-            await self.health.set(name, status)
+        self.health.serving = serving
+
+    def _channel(self) -> grpc.aio.Channel:
+        """A channel to the service itself, past the door."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", NAME)]
+        if (own := self._certificate) is None:
+            return grpc.aio.insecure_channel(self._probed, options=options[:1])
+        return grpc.aio.secure_channel(self._probed, grpc.ssl_channel_credentials(own.body), options=options)
+
+    def _revoke_departed(self) -> None:
+        """Tell the door who is no member any more."""
+        members = self.event_loop.state.members
+        if members.changes != self._seen_changes:
+            self._seen_changes = members.changes
+            for node in self.door.nodes - members.here.keys():
+                self.door.revoke(node)
 
 
-def _data_key(journal: Journal) -> bytes:
-    key = journal.meta("data_key") or secrets.token_hex(32)
-    journal.set_meta("data_key", key)
-    return bytes.fromhex(key)
+def _host(address: str) -> str:
+    return split_host_port(address, "a member's address")[0]
+
+
+def _secret(journal: Journal) -> bytes:
+    """The run's secret, from which the keys of its data plane follow: made once."""
+    secret = journal.meta("secret") or secrets.token_hex(32)
+    journal.set_meta("secret", secret)
+    return bytes.fromhex(secret)

@@ -10,30 +10,41 @@ written again each second, `trouble` says why.
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
-import msgspec
-
 from atoll.comm import faults
 from atoll.comm.config.run import RunConfig
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.telemetry import Telemetry
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heartbeat, Note, Publish
+from atoll.coordinator.state_machine.events import (
+    CommitRecord,
+    Decision,
+    Effect,
+    Event,
+    Heartbeat,
+    Note,
+    Pardoned,
+    Publish,
+)
 from atoll.coordinator.state_machine.state import State
 
 log = logging.getLogger("atoll.coordinator")
+NONCE_BYTES = 32
 MAX_NOTES = 200  # the latest, for the page
 # Seconds between two writes at most, if the last took as long: the events of many nodes share one.
 MAX_WRITE_PAUSE = 0.01
 RETRY_INTERVAL = 1.0  # seconds between two tries to write on a disk that is full
+PARDON_INTERVAL = 1.0  # seconds between two looks whether the operator pardons somebody
 TELEMETRY_INTERVAL = 10.0  # seconds between two saves of the telemetry
 ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"
@@ -76,9 +87,11 @@ class EventLoop:
         self.last_val_loss: float | None = past[-1] if past else None
         self.trouble = ""  # why nothing can be written now
         self.draining = False  # the process is about to end
+        self.refusing: Callable[[], bool] = lambda: False  # whether calls are not answered now
         self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
         self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._telemetry_saved_at = self.clock()
+        self._telemetry_saved_at = self._pardons_read_at = self.clock()
+        self._pardoned = 0  # number of the latest pardon that was handed in
         self._group = GroupCommit[asyncio.Future[None]](self._machine, self._telemetry_saved_at)
 
     @property
@@ -89,7 +102,7 @@ class EventLoop:
         """Serve until `stop`; raises what the journal says when it is damaged."""
         next_write = 0.0  # seconds; when the next write is due
         with suppress(CoordinatorStopping):
-            await self._commit(self._group.prepare_start(self.clock()))
+            await self._commit(self._group.prepare_start(self.clock(), secrets.token_bytes(NONCE_BYTES)))
             while not self._stop.is_set():
                 await self._arrival(self._group.ticks.wait(self.clock()))
                 if self._group.waiting:
@@ -99,7 +112,11 @@ class EventLoop:
                     ended = time.monotonic()
                     next_write = ended + min(ended - began, MAX_WRITE_PAUSE)
                 if self._group.ticks.due(now := self.clock()):
+                    if self.refusing():
+                        self._group.ticks.excuse(now)
                     await self._commit(self._group.prepare_tick(now))
+                    if now - self._pardons_read_at > PARDON_INTERVAL:
+                        await self._take_pardons(now)
                     if now - self._telemetry_saved_at > TELEMETRY_INTERVAL:
                         await self._durably(self._save(self.telemetry.dump()))
             await self._durably(self._save(self.telemetry.dump()))
@@ -131,6 +148,19 @@ class EventLoop:
         """Return once `holds` is true of the state; it is asked again after every batch that changes it."""
         while not holds(self.state):
             await self._changed.wait()
+
+    async def _take_pardons(self, now: float) -> None:
+        """Hand in what the operator pardons, and enter what was handed in and is durable by now. A pardon that is
+        handed in twice, by a process that ended in between, changes nothing the second time."""
+        self._pardons_read_at = now
+        with suppress(JournalFull):
+            pardons = await asyncio.to_thread(self._journal.pardons)
+            if pardons and pardons[-1][0] <= self._pardoned and not self._group.waiting:
+                await asyncio.to_thread(self._journal.take_pardons, self._pardoned)
+            for number, node, reason in pardons:
+                if number > self._pardoned:
+                    self.post(Pardoned(node, reason))
+                    self._pardoned = number
 
     async def _arrival(self, timeout: float) -> None:
         if not self._group.waiting and timeout > 0:
@@ -199,6 +229,8 @@ class EventLoop:
                 case Publish(record):
                     log.info(sentence(record), extra={"fields": {"round": record.round}})
                     self.last_val_loss = self.last_val_loss if record.val_loss is None else record.val_loss
+                case Decision():
+                    pass  # its note says it
             self._tell(effect)
         if batch.entries:
             self._changed.set()
@@ -215,7 +247,7 @@ def _hit(points: list[str], when: str) -> None:
 def _telemetry(journal: Journal) -> Telemetry:
     try:
         return Telemetry.load(journal.meta("observed"))
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         log.warning(f"goodput is counted anew, what the journal has of it is another version's: {error}")
         return Telemetry()
 

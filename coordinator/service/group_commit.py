@@ -64,9 +64,10 @@ class GroupCommit(Generic[W]):
         """Take in a heartbeat, in the place of the node's earlier one if that was not entered yet."""
         self._heartbeats[heartbeat.node] = heartbeat
 
-    def prepare_start(self, now: float) -> Commit[W]:
-        """The first commit of a process: the next incarnation begins, before anything that is queued."""
-        return self._prepare([(Started(self._machine.state.incarnation + 1), None)], now)
+    def prepare_start(self, now: float, nonce: bytes) -> Commit[W]:
+        """The first commit of a process: the next incarnation begins, before anything that is queued. `nonce`:
+        random; what the incarnation draws follows from it."""
+        return self._prepare([(Started(self._machine.state.incarnation + 1, nonce), None)], now)
 
     def prepare_queue(self, now: float) -> Commit[W]:
         """A commit of the events that came first, at most MAX_BATCH_EVENTS of them."""

@@ -5,8 +5,8 @@ a crash at any instant leaves whole calls, each after the one before it; one coo
 directory; a file that is not ours or is damaged is refused with a sentence and left as it is.
 
 Holds the latest snapshot of the state and the events since (a restart is `restore`, then `events`), the commit
-records and the latest notes, each with its digest, and the join tokens (as hashes, so that the file is no secret
-door).
+records, the decisions against members and the latest notes, each with its digest, and the join tokens (as hashes,
+so that the file is no secret door).
 """
 
 import fcntl
@@ -15,7 +15,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +23,18 @@ from typing import Any, get_args
 
 import msgspec
 
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError, Refused, ResourceError
 from atoll.comm.files import publish
-from atoll.coordinator.state_machine.events import CommitRecord, Event, Note
+from atoll.comm.ids import NodeId
+from atoll.coordinator.service.invites import ASK, InviteRecord
+from atoll.coordinator.state_machine.conduct import Consequence
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Event, Note
 
 EVENT_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 MAX_NOTES = 10_000
 APPLICATION_ID = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
-FORMAT_VERSION = 4  # in the file's header
+FORMAT_VERSION = 5  # in the file's header
 TABLES = (
     "meta (key text primary key, value text not null)",
     "snapshot (id integer primary key, at real not null, body blob not null, digest blob not null)",
@@ -38,7 +42,10 @@ TABLES = (
     " digest blob not null)",
     "rounds (round integer primary key, body blob not null, digest blob not null)",
     "notes (seq integer primary key, at real not null, body blob not null, digest blob not null)",
-    "tokens (hash text primary key, name text not null, uses integer not null, expires real not null)",
+    "decisions (number integer primary key, at real not null, body blob not null, digest blob not null)",
+    "tokens (hash text primary key, number integer not null unique, name text not null, roles text not null,"
+    " nodes integer not null, uses integer not null, expires real not null, revoked text not null)",
+    "pardons (number integer primary key, node text not null, reason text not null, taken integer not null)",
 )
 SCHEMA = f"""
 pragma application_id = {APPLICATION_ID};
@@ -54,6 +61,7 @@ pragma synchronous = full;
 pragma wal_autocheckpoint = 256;
 pragma journal_size_limit = 1048576;
 """
+INVITE_COLUMNS = "number, name, roles, nodes, uses, expires, revoked"
 BUSY_TIMEOUT = 10.0  # seconds, with somebody else's transaction: an invite's, a shell's
 TRANSIENT_ERRORS = {  # what may go away without harm to the file
     sqlite3.SQLITE_FULL,
@@ -124,17 +132,26 @@ class Journal:
         entries: Iterable[tuple[float, Event]],
         records: Iterable[CommitRecord],
         notes: Iterable[tuple[float, Note]] = (),
+        decisions: Iterable[tuple[float, Decision]] = (),
     ) -> None:
-        """Make events, commit records and notes durable in one transaction. Raises `JournalFull`."""
+        """Make events, commit records, notes and decisions durable in one transaction, in which the invites of who
+        is banned end. Raises `JournalFull`."""
+        decisions = list(decisions)
+        convicted = [d for _, d in decisions if d.consequence is Consequence.BANNED]
         event_rows = [
             _sealed(float(at), type(event).__name__, msgspec.json.encode(event)) for at, event in entries
         ]
         round_rows = [_sealed(record.round, msgspec.json.encode(record)) for record in records]
         note_rows = [_sealed(float(at), msgspec.json.encode(note)) for at, note in notes]
+        decision_rows = [_sealed(d.number, float(at), msgspec.json.encode(d)) for at, d in decisions]
         with self._transaction():
             self._db.executemany("insert into events (at, kind, body, digest) values (?, ?, ?, ?)", event_rows)
             self._db.executemany("insert or replace into rounds values (?, ?, ?)", round_rows)
             self._db.executemany("insert into notes (at, body, digest) values (?, ?, ?)", note_rows)
+            self._db.executemany("insert or replace into decisions values (?, ?, ?, ?)", decision_rows)
+            for decision in convicted:
+                why = f"{decision.name} came with it and was banned in round {decision.round}"
+                self._revoke([decision.invite], why)
 
     def snapshot(self, at: float, body: bytes) -> None:
         """Replace every event so far by `body`, the state at time `at`, in one transaction. Raises `JournalFull`.
@@ -199,33 +216,76 @@ class Journal:
             notes.append((at, self._decode(f"note {number}", body, Note)))
         return notes
 
-    def issue_token(self, name: str, uses: int, expires: float) -> str:
-        """A fresh join token, good for `uses` joins until `expires` (seconds since 1970)."""
+    def decisions(self) -> list[tuple[float, Decision]]:
+        """Every decision against a member with its time, in order."""
+        decisions = []
+        query = "select number, at, body, digest from decisions order by number"
+        for number, at, body, digest in self._rows(query):
+            self._check(f"decision {number}", digest, number, at, body)
+            decisions.append((at, self._decode(f"decision {number}", body, Decision)))
+        return decisions
+
+    def issue_token(self, name: str, uses: int, expires: float, roles: Sequence[str] = ()) -> str:
+        """A fresh join token of a new invite, good for `uses` nodes of these roles (none: of all) until `expires`
+        (seconds since 1970)."""
         token = secrets.token_urlsafe(18)
         with self._transaction():
-            self._db.execute("insert into tokens values (?, ?, ?, ?)", (_hash(token), name, uses, expires))
+            number = self._db.execute("select coalesce(max(number), 0) + 1 from tokens").fetchone()[0]
+            row = (_hash(token), number, name, " ".join(roles), uses, uses, expires, "")
+            self._db.execute("insert into tokens values (?, ?, ?, ?, ?, ?, ?, ?)", row)
         return token
 
-    def check_token(self, token: str, wall: float) -> str:
-        """Check that `token` is good for a join at `wall` (seconds since 1970); return the name it was issued for.
-        Raises `Refused` for one that is unknown, expired or used up."""
-        rows = self._rows("select name, uses, expires from tokens where hash = ?", (_hash(token),))
-        if not rows:
-            raise Refused("the token in the join URL is not one of this run's: ask the operator for an invite")
-        name, uses, expires = rows[0]
-        if wall > expires:
-            raise Refused("the token in the join URL has expired: ask the operator for a new invite")
-        if uses < 1:
-            raise Refused("the token in the join URL is used up: ask the operator for a new invite")
-        return str(name)
+    def invites(self) -> list[InviteRecord]:
+        """All invites, in the order in which they were made."""
+        return [_invite(row) for row in self._rows(f"select {INVITE_COLUMNS} from tokens order by number")]
 
-    def redeem_token(self, token: str, wall: float) -> str:
-        """Use up one join of `token` at `wall` (seconds since 1970); return the name it was issued for. Raises
-        `Refused`, as `check_token` does, and `JournalFull`."""
+    def invite(self, number: int) -> InviteRecord | None:
+        """The invite with this number; None: there is none."""
+        rows = self._rows(f"select {INVITE_COLUMNS} from tokens where number = ?", (number,))
+        return _invite(rows[0]) if rows else None
+
+    def revoke_invites(self, numbers: Iterable[int], why: str) -> None:
+        """End what is left of these invites. Raises `JournalFull`."""
         with self._transaction():
-            name = self.check_token(token, wall)
+            self._revoke(numbers, why)
+
+    def _revoke(self, numbers: Iterable[int], why: str) -> None:
+        rows = [(why, number) for number in numbers]
+        self._db.executemany("update tokens set revoked = ? where number = ? and revoked = ''", rows)
+
+    def check_token(self, token: str, wall: float) -> InviteRecord:
+        """The invite of `token`, which is good for a join at `wall` (seconds since 1970). Raises `Refused` for one
+        that is unknown, revoked, expired or used up."""
+        rows = self._rows(f"select {INVITE_COLUMNS} from tokens where hash = ?", (_hash(token),))
+        if not rows:
+            raise Refused(f"the token in the join URL is not one of this run's: {ASK}")
+        invite = _invite(rows[0])
+        invite.check(wall)
+        return invite
+
+    def redeem_token(self, token: str, wall: float) -> InviteRecord:
+        """Use up one join of `token` at `wall` (seconds since 1970); return its invite. Raises `Refused`, as
+        `check_token` does, and `JournalFull`."""
+        with self._transaction():
+            invite = self.check_token(token, wall)
             self._db.execute("update tokens set uses = uses - 1 where hash = ?", (_hash(token),))
-        return name
+        return invite
+
+    def ask_pardon(self, node: NodeId, reason: str) -> None:
+        """Leave word for the coordinator, which may be running, that the operator pardons a node. Raises
+        `JournalFull`."""
+        with self._transaction():
+            self._db.execute("insert into pardons (node, reason, taken) values (?, ?, 0)", (node, reason))
+
+    def pardons(self) -> list[tuple[int, NodeId, str]]:
+        """The pardons that were asked for and are not taken yet: number, node, reason."""
+        query = "select number, node, reason from pardons where not taken order by number"
+        return [(number, NodeId(node), reason) for number, node, reason in self._rows(query)]
+
+    def take_pardons(self, last: int) -> None:
+        """Enter that the pardons up to number `last` are events now. Raises `JournalFull`."""
+        with self._transaction():
+            self._db.execute("update pardons set taken = 1 where number <= ?", (last,))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -253,7 +313,7 @@ class Journal:
             if kind is None:
                 raise msgspec.DecodeError("no such kind is known")
             return msgspec.json.decode(body, type=kind)
-        except msgspec.MsgspecError as error:  # it is as it was written: its digest says so
+        except DECODE_ERRORS as error:  # it is as it was written: its digest says so
             raise ConfigError(
                 f"{what} in {self._path} cannot be understood ({error}): it is another version's, "
                 "start that version of atoll again, or give another --state-dir"
@@ -364,6 +424,11 @@ def _sealed(*fields: float | str | bytes) -> tuple[float | str | bytes, ...]:
 def _digest(*fields: Any) -> bytes:
     """128 bits over whatever SQLite may have given back in place of the fields."""
     return hashlib.blake2b(msgspec.msgpack.encode(fields), digest_size=16).digest()
+
+
+def _invite(row: tuple[Any, ...]) -> InviteRecord:
+    number, name, roles, nodes, left, expires, revoked = row
+    return InviteRecord(number, name, tuple(roles.split()), nodes, left, expires, revoked)
 
 
 def _hash(token: str) -> str:

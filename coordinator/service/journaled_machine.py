@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from atoll.comm.config.run import RunConfig
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heartbeat, Note, Publish
+from atoll.coordinator.service.note_quota import NoteQuota
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Effect, Event, Heartbeat, Note, Publish
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import hear, step
 
@@ -37,6 +39,10 @@ class Batch:
     def notes(self) -> list[tuple[float, Note]]:
         return [(self.now, e) for e in self.effects if isinstance(e, Note)]
 
+    @property
+    def decisions(self) -> list[tuple[float, Decision]]:
+        return [(self.now, e) for e in self.effects if isinstance(e, Decision)]
+
 
 class JournaledMachine:
     """The state, and how a batch of events changes it durably."""
@@ -44,6 +50,7 @@ class JournaledMachine:
     def __init__(self, config: RunConfig, journal: Journal, snapshot_every: int = SNAPSHOT_EVERY) -> None:
         """Rebuild the state from the journal; the caller then submits `Started`."""
         self._journal, self._every = journal, snapshot_every
+        self._notes = NoteQuota()
         self.state, self.last_at = State(config), 0.0  # seconds; of the last event
         if (found := journal.restore()) is not None:
             self.state, self.last_at = decode(found.body, config), found.at
@@ -56,6 +63,7 @@ class JournaledMachine:
         for event in events:
             before = state
             state, out = step(state, event, now)
+            out = self._notes.admit(event, state, out, now)
             effects += out
             changed = out or (state is not before and state != before)
             if changed and not isinstance(event, Heartbeat):
@@ -65,7 +73,7 @@ class JournaledMachine:
     def write(self, batch: Batch) -> None:
         """Make the batch durable. Raises `JournalFull`; then it may be written again."""
         if batch.entries or batch.effects:
-            self._journal.append(batch.entries, batch.records, batch.notes)
+            self._journal.append(batch.entries, batch.records, batch.notes, batch.decisions)
 
     def adopt(self, batch: Batch) -> None:
         """Take over the state after a batch that is durable: it has happened."""
@@ -90,7 +98,7 @@ def decode(body: bytes, config: RunConfig) -> State:
     """A snapshot's state, under the config that the run has now. Raises `ConfigError` for another version's."""
     try:
         return replace(msgspec.msgpack.decode(body, type=State), config=config)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ConfigError(
             f"the journal's snapshot is another version's ({error}): start the version of atoll that wrote it"
         ) from None

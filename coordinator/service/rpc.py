@@ -17,26 +17,35 @@ from typing import Any, NoReturn
 
 import grpc
 
+from atoll.comm.addresses import OwnNetwork, resolve
 from atoll.comm.config.outer import MergeName
 from atoll.comm.config.run import MembersConfig, to_json
 from atoll.comm.errors import AtollError, ConfigError, Refused
-from atoll.comm.ids import Pin
+from atoll.comm.ids import NodeId, Pin, PublicKey
+from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.rate_limits import RateLimit, TokenBuckets
+from atoll.comm.strangers import network_of
 from atoll.comm.transport.frames import PROTOCOL
+from atoll.coordinator.door.front_door import FrontDoor, Origin
 from atoll.coordinator.service import validation
+from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.event_loop import STOPPING, CoordinatorStopping, EventLoop
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.rate_limits import RateLimit, TokenBuckets
+from atoll.coordinator.service.report_limits import REPORT_BYTES, ReportBytes, check_entries
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.members import REDUCER, Member
+from atoll.coordinator.state_machine.conduct import refusal
+from atoll.coordinator.state_machine.members import REDUCER, VERIFIER, Member
+from atoll.coordinator.state_machine.run_layout import LayoutRule, RunLayout
 
 SERVICE_NAME = "atoll.v1.Coordinator"
 HEARTBEATS_PER_LEASE = 7  # a member that misses three of them is suspected
 HEARTBEAT_INTERVAL = 3.0  # seconds between a member's heartbeats at most, so that people see what it does,
 HEARTBEATS_PER_SECOND = 350  # but not more than so many of all members together, where the lease is long enough
+RESOLVE_TIMEOUT = 10.0  # seconds that the name in a node's address may take
 CALL_TIMEOUT = 30.0  # seconds that a call may wait for the journal
 HEARTBEAT_LIMIT = RateLimit(20, 40)  # of one node
 REPORT_LIMIT = RateLimit(200, 1000)  # of one node
@@ -55,16 +64,22 @@ class CoordinatorService:
         views: ViewStreams,
         journal: Journal,
         metrics: Metrics,
+        door: FrontDoor,
         run: str,
-        data_key: bytes,
+        keys: DataKeys,
         tls: bool = False,
+        private_addresses: bool = True,
     ) -> None:
         self._event_loop, self._views, self._journal, self._metrics = event_loop, views, journal, metrics
-        self._run, self._key, self._tls = run, data_key, tls
+        self._door = door
+        self._run, self._keys, self._tls = run, keys, tls
         self._sessions = SessionDirectory(event_loop.state.members)
+        self._private_addresses = private_addresses
+        self._layouts = LayoutRule(event_loop.state.config)
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
         self._heartbeats, self._reports = TokenBuckets(HEARTBEAT_LIMIT), TokenBuckets(REPORT_LIMIT)
+        self._report_bytes = ReportBytes()
         self._entrances, self._strangers = TokenBuckets(ENTRANCE_LIMIT), TokenBuckets(STRANGER_LIMIT)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -81,8 +96,12 @@ class CoordinatorService:
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Admit a node that has a valid token, or that was a member before, and tell it its id, its session and
         the run's config. Aborts with `FAILED_PRECONDITION` for another protocol or run, or a reducer of no use to
-        it, `INVALID_ARGUMENT` for a bad address, pin or role, `PERMISSION_DENIED` for a bad token,
-        `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping or when the journal cannot take it."""
+        it, `INVALID_ARGUMENT` for a bad address, pin, key or role, `PERMISSION_DENIED` for a bad token, a banned
+        node, or a key that is another node's, `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping
+        or when the journal cannot take it."""
+        stranger = self._holder(request.session) is None
+        if stranger:
+            await self.guard(context)
         if self._event_loop.draining:
             await self._abort(context, Code.UNAVAILABLE, STOPPING)
         if request.protocol != PROTOCOL:
@@ -91,31 +110,46 @@ class CoordinatorService:
         if request.run != self._run:
             sentence = f"the URL names run {validation.name(request.run)!r}, this coordinator serves {self._run!r}"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
-        if request.role not in ("", REDUCER) or (request.role and request.leaf):
+        if request.role not in ("", REDUCER, VERIFIER) or (request.role and request.leaf):
             sentence = (
-                f"role {request.role[:20]!r}{' of a leaf' if request.leaf else ''}: this run knows only {REDUCER}"
+                f"role {request.role[:20]!r}{' of a leaf' if request.leaf else ''}: this run knows only {REDUCER} "
+                f"and {VERIFIER}"
             )
             await self._abort(context, Code.INVALID_ARGUMENT, sentence)
+        if request.role == VERIFIER and not self._event_loop.state.config.security.replay:
+            sentence = "this run replays nothing (security.replay is 0): it has no use for a verifier"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         if request.role == REDUCER and self._event_loop.state.config.outer.merge is MergeName.RADIAL:
             sentence = "this run merges deltas tensor by tensor (outer.merge=radial), and a reducer knows none"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         try:
             address, pin = (
-                validation.address(request.address, context.peer()),
+                validation.address(request.address, self._door.origin(context.peer()).peer),
                 validation.pin(request.pin, self._tls),
             )
+            key = validation.key(request)
+            if not (request.leaf or self._private_addresses):
+                address = await public_address(address)
         except (ValueError, ConfigError) as error:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
+        if stranger:
+            await self._check_token(request.token, request.role, context)
+            self._strangers.refund(self._network(context), time.monotonic())
+        self._prove(None, context)  # before it waits for the joins before it
         async with self._joining:
-            member = await self._admitted(request, address, pin, context)
-        config = self._event_loop.state.config
+            member = await self._admitted(request, address, pin, key, context)
+        self._prove(member.node, context)
+        state = self._event_loop.state
+        config = state.config
         return pb.JoinReply(
             node_id=member.node,
             session=session_of(member),
             run=self._run,
             config=to_json(config),
-            data_key=self._key,
-            heartbeat=heartbeat_interval(config.members, len(self._event_loop.state.members.here)),
+            data_key=self._keys.key(state.expulsions),
+            data_key_number=state.expulsions,
+            mark=self._keys.mark,
+            heartbeat=heartbeat_interval(config.members, len(state.members.here)),
             address=address,
         )
 
@@ -126,6 +160,7 @@ class CoordinatorService:
         if member is None:
             await self._stranger(request.session, context)
             await self._abort(context, Code.UNAUTHENTICATED, self._ack(request.session).reason)
+        self._prove(member.node, context)
         await self._limit(self._entrances, member.node, context, "streams of views and joins")
         stream = self._views.open(member.node, member.life)
         try:
@@ -142,6 +177,7 @@ class CoordinatorService:
         if member is None:
             await self._stranger(request.session, context)
             return self._ack(request.session)
+        self._prove(member.node, context)
         await self._limit(self._heartbeats, member.node, context, "heartbeats")
         beat = validation.heartbeat(member.node, member.life, request)
         self._event_loop.telemetry.record_heartbeat(
@@ -160,14 +196,22 @@ class CoordinatorService:
         if member is None:
             await self._stranger(request.session, context)
             return self._ack(request.session)
+        self._prove(member.node, context)
         await self._limit(self._reports, member.node, context, "reports")
         if request.fence.incarnation > self._event_loop.state.incarnation:
             sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        if not self._report_bytes.take(member.node, request, time.monotonic()):
+            await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES)
         try:
+            check_entries(request, self._event_loop.state)
             event = validation.event(member.node, member.life, request)
         except ValueError as error:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
+        if isinstance(event, ev.LayoutReported):
+            told = RunLayout(event.numel, event.digest, event.fragments)
+            if why := self._layouts.refusal(told):
+                await self._abort(context, Code.FAILED_PRECONDITION, why)
         await self._take(event, context)
         self._metrics.reports.labels(request.WhichOneof("report")).inc()
         if isinstance(event, ev.Leaving):
@@ -180,24 +224,39 @@ class CoordinatorService:
                 await self._abort(context, Code.FAILED_PRECONDITION, ack.reason)
         return ack
 
-    async def _admitted(self, request: pb.JoinRequest, address: str, pin: Pin, context: Context) -> Member:
+    async def _admitted(
+        self, request: pb.JoinRequest, address: str, pin: Pin, key: PublicKey, context: Context
+    ) -> Member:
         """The node as a member: one that was here before, or a new one in return for a token. A crash between
         the join and the use of the token leaves a token that is good for one node more, not one too few."""
         async with self._in_time(context):
             if self._entering is not None:
                 await asyncio.wait([self._entering])
         if (before := self._holder(request.session)) is None:
-            await self._check_token(request.token, context)
+            invite = await self._check_token(request.token, request.role, context)
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
+            invite = before.invite
+            await self._check_role(invite, request.role, context)
         fresh = validation.secret(request.session) or secrets.token_hex(16)
-        who = self._sessions.admission(request.session, self._event_loop.state.members, fresh)
+        try:
+            who = self._sessions.admission(request.session, key, self._event_loop.state.members, fresh)
+        except Refused as error:
+            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+        if why := refusal(self._event_loop.state, who.node, key):
+            await self._abort(context, Code.PERMISSION_DENIED, why)
         name = validation.name(request.name) or who.node
-        joined = ev.Joined(who.node, who.life, name, address, who.secret, request.leaf, request.role, pin)
+        joined = ev.Joined(
+            who.node, who.life, name, address, who.secret, request.leaf, request.role, pin, key, invite
+        )
+        token = request.token if who.life == 1 else ""  # an invite is for so many nodes, however often each joins
         async with self._in_time(context):
-            self._entering = asyncio.create_task(self._enter(joined, request.token if before is None else ""))
+            self._entering = asyncio.create_task(self._enter(joined, token))
             await asyncio.shield(self._entering)
-        return self._event_loop.state.members.here[who.node]
+        if (member := self._event_loop.state.members.here.get(who.node)) is None:  # held against it meanwhile
+            why = refusal(self._event_loop.state, who.node, joined.key) or "the node is out already: join again"
+            await self._abort(context, Code.PERMISSION_DENIED, why)
+        return member
 
     async def _enter(self, joined: ev.Joined, token: str) -> None:
         """Goes on when who called is gone: by then it may be in the journal."""
@@ -207,17 +266,27 @@ class CoordinatorService:
             with suppress(Refused, JournalFull):
                 await asyncio.to_thread(self._journal.redeem_token, token, time.time())
 
-    async def _check_token(self, token: str, context: Context) -> None:
-        address = validation.host_of(context.peer())
-        if self._strangers.empty(address, time.monotonic()):
-            await self._too_many(context, f"calls without a valid token or session from {address}", STRANGER_LIMIT)
+    async def _check_role(self, invite: int, role: str, context: Context) -> None:
+        """Refuse a node that comes back in a role that its invite is not for."""
         try:
-            await asyncio.to_thread(self._journal.check_token, token, time.time())
+            record = await asyncio.to_thread(self._journal.invite, invite)
+            if record is not None:
+                record.check_role(role)
         except Refused as error:
-            self._strangers.take(address, time.monotonic())
             await self._abort(context, Code.PERMISSION_DENIED, str(error))
         except JournalFull as error:
             await self._abort(context, Code.UNAVAILABLE, str(error))
+
+    async def _check_token(self, token: str, role: str, context: Context) -> int:
+        """The number of the invite that the token is of."""
+        try:
+            record = await asyncio.to_thread(self._journal.check_token, token, time.time())
+            record.check_role(role)
+        except Refused as error:
+            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+        except JournalFull as error:
+            await self._abort(context, Code.UNAVAILABLE, str(error))
+        return record.number
 
     def _holder(self, session: str) -> Member | None:
         return self._sessions.holder(session, self._event_loop.state.members)
@@ -253,8 +322,27 @@ class CoordinatorService:
         if (before := self._holder(session)) is not None:
             await self._limit(self._entrances, f"an earlier life of {before.node}", context, "calls")
         else:
-            address = validation.host_of(context.peer())
-            await self._limit(self._strangers, address, context, "calls without a valid token or session")
+            await self.guard(context)
+
+    async def guard(self, context: Context) -> None:
+        """Let a call pass that anybody may make, unless there were too many from its address. The coordinator's
+        own, which do not come by the door, always pass."""
+        origin = self._door.origin(context.peer())
+        if origin.number and not self._strangers.take(self._network(context), time.monotonic()):
+            await self._too_many_strangers(origin, context)
+
+    def _network(self, context: Context) -> str:
+        return network_of(self._door.origin(context.peer()).host)
+
+    async def _too_many_strangers(self, origin: Origin, context: Context) -> NoReturn:
+        if not self._door.has_owner(origin):
+            self._door.shun(origin)
+        what = f"calls without a valid token or session from {origin.host}"
+        await self._too_many(context, what, self._strangers.rate)
+
+    def _prove(self, node: NodeId | None, context: Context) -> None:
+        """Tell the door whose connection the call came over."""
+        self._door.prove(self._door.origin(context.peer()), node)
 
     async def _limit(self, buckets: TokenBuckets, caller: str, context: Context, what: str) -> None:
         if not buckets.take(caller, time.monotonic()):
@@ -268,6 +356,24 @@ class CoordinatorService:
         self._metrics.refused.labels(code.name).inc()
         await context.abort(code, sentence)
         raise AtollError(sentence)  # not reached
+
+
+async def public_address(address: str) -> str:
+    """The address with its host's name resolved, so that peers dial what was looked at. Raises `ValueError` unless
+    it is a public one."""
+    host, port = split_host_port(address, "the data-plane address")
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT):
+            found = await resolve(host, port, private=False)
+    except OwnNetwork:
+        raise ValueError(
+            f"peers are to dial this node at {address}, which is in a private network, and this run is public: "
+            "give --advertise HOST:PORT with a public address, or --leaf; or let the run's operator set "
+            "security.private_addresses=allow"
+        ) from None
+    except (OSError, TimeoutError) as error:
+        raise ValueError(f"the data-plane address {address} leads nowhere ({error}): give another") from None
+    return join_host_port(str(found[0][1][0]), port)
 
 
 def heartbeat_interval(limits: MembersConfig, members: int) -> float:

@@ -85,6 +85,6 @@ class Telemetry:
 
     @classmethod
     def load(cls, text: str | None) -> "Telemetry":
-        """Decode the JSON that `dump` wrote; None or empty: begin anew. Raises `msgspec.MsgspecError` for anything
+        """Decode the JSON that `dump` wrote; None or empty: begin anew. Raises `DECODE_ERRORS` for anything
         else."""
         return msgspec.json.decode(text, type=cls) if text else cls()

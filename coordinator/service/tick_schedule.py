@@ -1,6 +1,7 @@
 """The schedule of the coordinator's ticks, and from when on it may judge its members by the clock. Pure.
 
     silent for more than MAX_TICK_GAP (stopped, or its disk was full) --> nobody is judged for a while
+    its port answers no calls (`excuse`)                              --> nor now
 
 While the coordinator itself was away it heard nobody, so silence says nothing. Members then have as long to be
 heard as after a restart. Asked by `group_commit` at every tick. Times are seconds on the coordinator's clock.
@@ -32,10 +33,14 @@ class TickSchedule:
         """Whether it is time for the next tick."""
         return self.wait(now) <= 0
 
+    def excuse(self, now: float) -> None:
+        """Judge nobody for a while from `now` on: calls are refused, so members cannot be heard."""
+        self._judging_from = max(self._judging_from, now + members.RECONNECT_GRACE_SECONDS)
+
     def judge(self, state: State, now: float) -> list[Event]:
         """Tick at `now`: the clock's verdicts on the members of `state`, none while they have grace."""
         if now - self._ticked_at > MAX_TICK_GAP:
-            self._judging_from = now + members.RECONNECT_GRACE_SECONDS
+            self.excuse(now)
         self._ticked_at = now
         if now <= self._judging_from:
             return []

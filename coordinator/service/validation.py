@@ -5,28 +5,38 @@
 """
 
 import re
+import struct
 from dataclasses import dataclass
+from math import inf
 from urllib.parse import unquote
 
 from atoll.comm.bitmap import places
-from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round, is_pin
+from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, PublicKey, Round, is_pin
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto.join_proof import is_proven
+from atoll.comm.receipts import MAX_RECEIPT_BYTES
+from atoll.comm.signatures import is_public_key
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 
 DIGEST_BYTES = 16
 MAX_LOSS = 1e6  # nats a token; sums of it stay finite
 MAX_NORM = 1e30  # l2, of a delta or a gradient
+DOT_LENIENCY = 1 + 2.0**-20  # times a norm that a scalar product by a direction may be, for rounding
 MAX_TOKENS_PER_S = 1e12  # of a node
 MAX_LEARNING_RATE = 1e6
 MAX_BYTES = 1 << 50  # memory of a node
 MIN_RATE, MAX_RATE = 1.0, 1e15  # bytes a second; what is less says nothing of a link
 MAX_ROUND_TRIP = 3600.0  # seconds
 MAX_ROUND_TRIPS = 256  # members to whom one tells its round trips
+MAX_SEEN_RATES = 64  # members of which one tells what it saw
 MAX_MEMBER_BITMAP = 2048  # bytes
 MAX_CHUNK_BITMAP = 1 << 14  # bytes
+MAX_PLACES = 8 * MAX_MEMBER_BITMAP  # of a plan
+MAX_RECEIPTS = 256  # of one chunk: its owner's, and its relays'
+MAX_LIKENESSES = 16  # of one replay
 MAX_PARAMETERS = 1 << 42
 MAX_FRAGMENTS = 4096
 MAX_SAMPLES = 1 << 53
@@ -55,7 +65,8 @@ class Report:
         return ev.LayoutReported(self.node, self.life, numel, _digest(m.digest), fragments, evaluates)
 
     def state_reported(self, m: pb.StateReported) -> ev.StateReported:
-        return ev.StateReported(self.node, self.life, m.round, _digest(m.digest))
+        digest = b"" if m.unable and not m.round else _digest(m.digest)
+        return ev.StateReported(self.node, self.life, m.round, digest)
 
     def state_repaired(self, m: pb.StateRepaired) -> ev.StateRepaired:
         return ev.StateRepaired(self.node, self.life, m.round, m.chunks, m.whole, m.disk)
@@ -81,7 +92,11 @@ class Report:
 
     def chunks_sealed(self, m: pb.ChunksSealed) -> ev.ChunksSealed:
         seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MAX_MEMBER_BITMAP]) for s in m.seals)
-        return ev.ChunksSealed(self.node, self.life, self.fence, seals)
+        norms = tuple(map(_norms, m.seals)) if any(s.norms for s in m.seals) else ()
+        sums = tuple((s.chunk, s.inputs[:MAX_MEMBER_BITMAP], _norms(s)) for s in m.sums)
+        dots = tuple(map(_dots, m.seals)) if any(s.dots for s in m.seals) else ()
+        sum_dots = tuple(map(_dots, m.sums)) if any(s.dots for s in m.sums) else ()
+        return ev.ChunksSealed(self.node, self.life, self.fence, seals, norms, sums, dots, sum_dots)
 
     def orphans_found(self, m: pb.OrphansFound) -> ev.OrphansFound:
         found = tuple((s.chunk, _digest(s.digest)) for s in m.here)
@@ -106,6 +121,10 @@ class Report:
             _rate("rate_inside", m.rate_inside),
             _rate("rate_outside", m.rate_outside),
             m.proven,
+            tuple(
+                (_node(s.node_id), _rate("a seen rate", s.up), _rate("a seen rate", s.down))
+                for s in m.seen[:MAX_SEEN_RATES]
+            ),
         )
 
     def loss_evaluated(self, m: pb.LossEvaluated) -> ev.LossEvaluated:
@@ -119,6 +138,24 @@ class Report:
 
     def chunks_missing(self, m: pb.ChunksMissing) -> ev.ChunksMissing:
         return ev.ChunksMissing(self.node, self.life, self.fence, tuple(places(m.chunks[:MAX_CHUNK_BITMAP])))
+
+    def audit_reported(self, m: pb.AuditReported) -> ev.AuditReported:
+        """The event of an audit. Raises `ValueError` for what is larger than any receipt, or no digest."""
+        digest_ = _digest(m.digest) if m.digest else b""
+        if len(m.receipts) > MAX_RECEIPTS or sum(map(len, m.receipts)) + len(m.shown) > MAX_RECEIPT_BYTES:
+            raise ValueError(f"{len(m.receipts)} receipts of an audit are larger than they must be")
+        if len(m.silent) > MAX_PLACES or max(m.silent, default=0) >= MAX_PLACES:
+            raise ValueError("an audit names places that no plan has: they must be places of the plan")
+        relay = m.relay - 1 if m.relay else None
+        found = digest_, tuple(m.receipts), tuple(m.silent), m.shown, relay
+        return ev.AuditReported(self.node, self.life, self.fence, m.chunk, *found)
+
+    def replay_reported(self, m: pb.ReplayReported) -> ev.ReplayReported:
+        """The event of a verifier's word. Raises `ValueError` for a node or a likeness that cannot be."""
+        work = _likeness(m.work) if m.HasField("work") else None
+        others = tuple(map(_likeness, m.others[:MAX_LIKENESSES]))
+        found = _node(m.node_id), m.shown, work, others
+        return ev.ReplayReported(self.node, self.life, self.fence.round, *found)
 
     def leave(self, m: pb.Leave) -> ev.Leaving:
         return ev.Leaving(self.node, self.life, text(m.reason))
@@ -153,6 +190,10 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return report.chunk_forged(request.chunk_forged)
         case "chunks_missing":
             return report.chunks_missing(request.chunks_missing)
+        case "audit_reported":
+            return report.audit_reported(request.audit_reported)
+        case "replay_reported":
+            return report.replay_reported(request.replay_reported)
         case "leave":
             return report.leave(request.leave)
         case None:
@@ -206,6 +247,16 @@ def pin(asked: str, tls: bool) -> Pin:
     return Pin(asked) if tls else NO_PIN
 
 
+def key(request: pb.JoinRequest) -> PublicKey:
+    """The public key of the node that asks to join. Raises `ValueError` unless the request proves that the node
+    has its secret half."""
+    if not is_public_key(request.key):
+        raise ValueError("the node names no key of its own: update atoll")
+    if not is_proven(request):
+        raise ValueError("the request to join is not signed by the key that it names")
+    return PublicKey(request.key)
+
+
 def host_of(peer: str) -> str:
     """The host that a gRPC connection came from, without its port."""
     kind, _, rest = peer.partition(":")
@@ -240,6 +291,31 @@ def _digest(sent: bytes) -> bytes:
     if len(sent) != DIGEST_BYTES:
         raise ValueError(f"a digest has {len(sent)} bytes, it must have {DIGEST_BYTES}")
     return sent
+
+
+def _norms(sent: pb.Seal) -> bytes:
+    """The norms of a seal's terms, fp32, little-endian, which none is below 0 or not finite."""
+    norms = sent.norms[: 8 * MAX_MEMBER_BITMAP]
+    if norms and not (min(norms) >= 0 and sum(norms) < inf):  # nor is one of them NaN
+        raise ValueError(f"a norm in chunk {sent.chunk} is negative, or not finite")
+    return struct.pack(f"<{len(norms)}f", *norms)
+
+
+def _dots(sent: pb.Seal) -> bytes:
+    """The reference's norm and a seal's dots, fp32, little-endian: one of each term that a norm is told of, none
+    of them longer than the term. Raises `ValueError` for others."""
+    if not sent.dots:
+        return b""
+    count = len(sent.dots)
+    if count != len(sent.norms) or count > 8 * MAX_MEMBER_BITMAP or not 0 < sent.reference < inf:
+        raise ValueError(f"{count} dots in chunk {sent.chunk}: there must be one of each norm, along something")
+    if not all(abs(dot) <= norm * DOT_LENIENCY for dot, norm in zip(sent.dots, sent.norms, strict=True)):
+        raise ValueError(f"a dot in chunk {sent.chunk} is not a number: it must be no longer than its term")
+    return struct.pack(f"<{1 + count}f", sent.reference, *sent.dots)
+
+
+def _likeness(sent: pb.Likeness) -> ev.Likeness:
+    return ev.Likeness(_within("cosine", sent.cosine, -1, 1), _within("ratio", sent.ratio, 0, MAX_NORM))
 
 
 def _loss(value: float) -> float:

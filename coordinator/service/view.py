@@ -4,18 +4,21 @@ Most of it is the same for all nodes and encoded once: protobuf messages put end
 shared bytes with the node's own behind them. `affected_nodes` and `has_news` say which nodes need a new one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from atoll.comm.bitmap import bitmap
+from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.leases import Range
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
-from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, Member, MemberState
-from atoll.coordinator.state_machine.state import TRAINING, Phase, State, order
+from atoll.coordinator.service.admission_list import AdmissionList, admission_list, no_key
+from atoll.coordinator.state_machine.conduct import identity, penalty
+from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, VERIFIER, Member, MemberState
+from atoll.coordinator.state_machine.state import TRAINING, Phase, Replay, State, order
 from atoll.coordinator.state_machine.weights import round_length, scales, weights
 
 MAX_DONORS = 8  # named to a node that lacks the state
@@ -39,6 +42,7 @@ class CommonView:
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
     leaves_only: bool  # state_0 is only on leaves: everybody makes it, who cannot make the same fetches it
+    admission: AdmissionList  # which members alone are told
 
 
 class NodeView(NamedTuple):
@@ -46,6 +50,7 @@ class NodeView(NamedTuple):
 
     you: str
     initialise: bool
+    witness: bool
     evaluate: bool
     ready: bool
     reached: bool
@@ -58,10 +63,22 @@ class NodeView(NamedTuple):
     upload: int
     counted: tuple[int, bytes] = (0, b"")
     ledger: bytes = b""
+    member: bool = False  # it is one
+    audits: tuple[tuple[int, int, bytes, float], ...] = ()  # chunk, since, inputs, seconds
+    auditors: Donors = ()
+    replay: Replay | None = None
+    replay_plan: bytes = b""  # a frame; empty: it is not needed
+    penalty: str = ""
 
 
-def common_view(state: State, before: CommonView | None = None, draining: bool = False) -> CommonView:
-    """Encode what all nodes are told. What did not change since `before` is the same object."""
+def common_view(
+    state: State,
+    before: CommonView | None = None,
+    draining: bool = False,
+    data_key: Callable[[int], bytes] = no_key,
+) -> CommonView:
+    """Encode what all nodes are told. What did not change since `before` is the same object. `data_key`: the run's
+    key by how many were expelled."""
     r = state.round
     facts = pb.View(
         incarnation=state.incarnation,
@@ -69,6 +86,7 @@ def common_view(state: State, before: CommonView | None = None, draining: bool =
         phase=r.phase,
         has_state=state.state_held,
         lost=state.state_lost,
+        tied=state.tied,
         committed=state.committed,
         state_digest=state.digest,
         sealed=state.sealed,
@@ -98,32 +116,51 @@ def common_view(state: State, before: CommonView | None = None, draining: bool =
         donors = before.donors if before.donors == donors else donors
         serve = before.serve if before.serve == serve else serve
     apart = not state.committed and state.state_held and all(state.members.here[n].leaf for n in state.holders)
-    return CommonView(head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart)
+    admission = admission_list(state, before.admission if before is not None else None, data_key)
+    return CommonView(
+        head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart, admission
+    )
 
 
 def affected_nodes(before: State, after: State) -> set[NodeId] | None:
     """The nodes whose own part may differ, where nothing but the reason of what they share does; None: all."""
     a, b = after.round, before.round
-    if (after.initialiser, a.evaluator, a.participants) != (before.initialiser, b.evaluator, b.participants):
+    if (a.evaluator, a.participants) != (b.evaluator, b.participants):
         return None
-    nodes = {*(a.reached ^ b.reached), *(a.ledger.contributions.keys() ^ b.ledger.contributions.keys())}
+    nodes = set[NodeId]()
+    if after.beginning != before.beginning:
+        nodes.update(after.beginning.asked, before.beginning.asked)
+    nodes |= {*(a.reached ^ b.reached), *(a.ledger.contributions.keys() ^ b.ledger.contributions.keys())}
     if (a.wrong, a.ledger.complete) != (b.wrong, b.ledger.complete):
         nodes |= a.wrong | b.wrong
-    for now, was in (
+    if after.replays is not before.replays:
+        was, now = before.replays.tasks, after.replays.tasks
+        fresh = [n for n in was.keys() | now.keys() if was.get(n) is not now.get(n)]
+        nodes.update(fresh)
+        nodes.update(n for task in map(now.get, fresh) if task is not None for n in _asked_leaves(after, task))
+        nodes.update(n for task in map(was.get, fresh) if task is not None for n in _asked_leaves(before, task))
+    if a.audits is not b.audits:
+        for old, new in ((b.audits, a.audits), (a.audits, b.audits)):
+            for audit in (audit for c, audit in new.items() if old.get(c) is not audit):
+                nodes.update(audit.named, leaves_of(after, audit.inputs))
+    if (was_held := before.conduct.strikes) is not (held := after.conduct.strikes):
+        changed = {who for who in was_held.keys() | held.keys() if was_held.get(who) is not held.get(who)}
+        nodes.update(n for n in after.members.here if identity(after, n) in changed)
+    for latest, earlier in (
         (after.last_counted, before.last_counted),
         (after.members.here, before.members.here),
         (after.leases.by_node, before.leases.by_node),
     ):
-        if now is not was:
-            nodes.update(n for n in now if was.get(n) is not now[n])
-            nodes.update(was.keys() - now.keys())
+        if latest is not earlier:
+            nodes.update(n for n in latest if earlier.get(n) is not latest[n])
+            nodes.update(earlier.keys() - latest.keys())
     return nodes
 
 
 def common_parts(common: CommonView) -> tuple[object, ...]:
     """The common parts whose change may change every node's view."""
     c = common
-    return c.head, c.train, c.plan, c.donors, c.serve, c.leaves_only, c.keepers, c.uploaders
+    return c.head, c.train, c.plan, c.donors, c.serve, c.leaves_only, c.keepers, c.uploaders, c.admission
 
 
 def has_news(mine: NodeView, was: NodeView) -> bool:
@@ -139,12 +176,14 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
     if me is None:
         gone = state.members.departed.get(node)
         was = gone.state if gone is not None else ""
-        return NodeView(was, False, False, False, False, False, (), False, (), (), False, 0)
+        return NodeView(was, False, False, False, False, False, False, (), False, (), (), False, 0)
     trains = r.phase in TRAINING and me.state in TRAINABLE_STATES
-    lacks = me.state_round != state.committed and me.role != REDUCER
+    task = state.replays.tasks.get(node)
+    lacks = me.state_round != state.committed and me.role != REDUCER and task is None
     return NodeView(
         you=me.state,
-        initialise=state.initialiser == node or (lacks and common.leaves_only and not me.state_digest),
+        initialise=node in state.beginning.asked or (lacks and common.leaves_only and not me.state_digest),
+        witness=node in state.beginning.asked and state.beginning.has_others(node),
         evaluate=r.evaluator == node,
         ready=node in r.ledger.contributions,
         reached=node in r.reached,
@@ -157,15 +196,56 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
         counted=state.last_counted.get(node, (0, b"")),
         ledger=b"".join(r.ledger.digests) if node in r.wrong and r.ledger.complete else b"",
+        member=True,
+        audits=tuple(
+            (c, audit.since, audit.inputs, audit.seconds)
+            for c, audit in sorted(r.audits.items())
+            if node in audit.named and node not in audit.voices
+        )
+        if r.plan is not None
+        else (),
+        auditors=_auditors(state, node) if me.leaf and (r.audits or state.replays.tasks) else (),
+        replay=task,
+        replay_plan=pb.View.FromString(common.plan).packed_plan
+        if task is not None and _asks(state, task)
+        else b"",
+        penalty=penalty(state, node),
     )
 
 
-def encode(common: CommonView, mine: NodeView, version: int) -> bytes:
-    """A whole view, as the bytes of a `pb.View`."""
+def leaves_of(state: State, inputs: bytes) -> list[NodeId]:
+    """Who of the round's entries, of which these are in a chunk, cannot be dialled."""
+    here, entries = state.members.here, state.round.ledger.entries
+    nodes = [entries[place].node for place in places(inputs) if place < len(entries)]
+    return [n for n in nodes if n in here and here[n].leaf]
+
+
+def _auditors(state: State, leaf: NodeId) -> Donors:
+    """Whom a leaf dials, to show there what it contributed."""
+    here, audits = state.members.here, state.round.audits.values()
+    asking = [n for a in audits if leaf in leaves_of(state, a.inputs) for n in a.named if n not in a.voices]
+    asking += [n for n, task in state.replays.tasks.items() if leaf in _asked_leaves(state, task)]
+    nodes = [n for n in dict.fromkeys(asking) if n in here]
+    return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in nodes)
+
+
+def _asks(state: State, task: Replay) -> bool:
+    """Whether the verifier asks for chunks of the round under way."""
+    r = state.round
+    return bool(task.since) and not task.shown and task.round == r.number and r.plan is not None
+
+
+def _asked_leaves(state: State, task: Replay) -> list[NodeId]:
+    return leaves_of(state, bitmap(task.places, max(task.places) + 1)) if _asks(state, task) else []
+
+
+def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionList | None = None) -> bytes:
+    """A whole view, as the bytes of a `pb.View`; `known`: the list of members that its stream brought before."""
     message = pb.View(
         version=version,
         you=mine.you,
         initialise=mine.initialise,
+        witness=mine.witness,
         evaluate=mine.evaluate,
         ready=mine.ready,
         reached=mine.reached,
@@ -175,15 +255,40 @@ def encode(common: CommonView, mine: NodeView, version: int) -> bytes:
         counted=mine.counted[0],
         lacking=mine.counted[1],
         ledger=mine.ledger,
+        penalty=mine.penalty,
     )
     for node, address, pin, name in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin, name=name)
     for node, address, pin, name in mine.serve:
         message.serve.add(node_id=node, address=address, pin=pin, name=name)
+    for chunk, since, inputs, seconds in mine.audits:
+        message.audits.add(chunk=chunk, since=since, inputs=inputs, seconds=seconds)
+    for node, address, pin, name in mine.auditors:
+        message.auditors.add(node_id=node, address=address, pin=pin, name=name)
     for first, count in mine.lease:
         message.train.lease.add(first=first, count=count)
+    if mine.replay is not None:
+        _put_replay(message, mine.replay, mine.replay_plan)
     parts = [common.head, common.train if mine.lease else b"", common.plan if mine.planned else b""]
+    if mine.member:
+        parts.append(common.admission.encode(known))
     return b"".join((*parts, message.SerializeToString()))
+
+
+def _put_replay(message: pb.View, task: Replay, plan: bytes) -> None:
+    """Keep a verifier at the state that the replayed round began with: what follows in a message counts."""
+    message.committed, message.state_digest, message.phase = task.round - 1, task.digest, Phase.INNER
+    message.you, message.replay.node_id, message.replay.round = MemberState.SYNCED, task.node, task.round
+    order_ = message.train
+    order_.round, order_.tokens, order_.fleet = task.round, task.tokens, task.fleet
+    order_.steps = order_.floor = order_.ceiling = task.steps
+    for first, count in task.lease:
+        order_.lease.add(first=first, count=count)
+    message.replay.places.extend(task.places)
+    if plan:
+        message.replay.packed_plan, message.replay.seconds = plan, task.seconds
+        for chunk, since in zip(task.chunks, task.since, strict=True):
+            message.replay.chunks.add(chunk=chunk, since=since)
 
 
 def view(state: State, node: NodeId, version: int = 0) -> pb.View:
@@ -279,6 +384,9 @@ def _plan(state: State) -> bytes:
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
     plan.numel = state.chunks.numel if state.layout is not None else 0
     plan.length = round_length(ledger, state.config)
+    plan.salt = r.salt
+    if state.config.security.replay:
+        plan.verifiers.extend(sorted(n for n, m in state.members.here.items() if m.role == VERIFIER))
     counts = zip(weights(ledger, state.config), scales(ledger, state.config), strict=True)
     for entry, (weight, scale) in zip(ledger.entries, counts, strict=True):
         member = None if entry.gone else state.members.here.get(entry.node)
@@ -286,8 +394,8 @@ def _plan(state: State) -> bytes:
         norm = entry.contribution.norm if looked_at and entry.contribution is not None else inf
         planned = plan.members.add(node_id=entry.node, weight=weight, scale=scale, norm=norm, gone=entry.gone)
         if member is not None:
-            planned.address, planned.pin = member.address, member.pin
-            planned.leaf, planned.down = member.leaf, member.down
+            planned.address, planned.pin, planned.key = member.address, member.pin, member.key
+            planned.leaf, planned.down = member.leaf, member.rates[1]
     place = {entry.node: i for i, entry in enumerate(ledger.entries) if not entry.gone}
     plan.owners.extend(NOBODY if owner is None else place[owner] for owner in ledger.owners)
     plan.since.extend(ledger.since)

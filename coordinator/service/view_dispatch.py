@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service import view
+from atoll.coordinator.service.admission_list import AdmissionList, no_key
 from atoll.coordinator.service.view import CommonView, NodeView
 from atoll.coordinator.state_machine.state import State, order
 
@@ -23,6 +24,8 @@ MAX_DISPATCH_PAUSE = 0.05  # seconds between two dispatches, if the last took ha
 PAUSE_PER_VIEW = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
 REASON_INTERVAL = 2.0  # seconds after which a view is sent for nothing but its phase's reason, at least
 REASON_INTERVAL_PER_VIEW = 0.002  # seconds, times the streams: what a reason costs is a small part of the time
+MANY_STREAMS = 100  # streams beyond which the list of members is not shown at each change of it,
+LIST_INTERVAL_PER_VIEW, MAX_LIST_INTERVAL = 0.001, 2.0  # seconds, times the streams; at most
 
 
 class VersionedView(NamedTuple):
@@ -31,10 +34,11 @@ class VersionedView(NamedTuple):
     common: CommonView
     mine: NodeView
     version: int
+    known: AdmissionList | None = None  # the list of members that its stream brought before
 
     def encode(self) -> bytes:
         """The view as a message (`pb.View`)."""
-        return view.encode(self.common, self.mine, self.version)
+        return view.encode(self.common, self.mine, self.version, self.known)
 
 
 class ViewStream:
@@ -47,6 +51,7 @@ class ViewStream:
         self.ended = False  # after the latest view
         self.idle = False  # whether the reader has the latest view, and waits
         self._read: VersionedView | None = None
+        self._known: AdmissionList | None = None  # which the views that were read have brought
 
     def set_view(self, latest: VersionedView) -> None:
         """Make this the stream's latest view."""
@@ -61,9 +66,12 @@ class ViewStream:
     def next(self) -> VersionedView | None:
         """The latest view, once; None where the reader has it: it then waits to be woken, or goes if this
         ended."""
-        if self.latest is not self._read:
-            self._read = self.latest
-            return self.latest
+        if (latest := self.latest) is not self._read:
+            self._read = latest
+            if latest is not None and latest.mine.member:
+                known, self._known = self._known, latest.common.admission
+                return latest._replace(known=known)
+            return latest
         self.idle = not self.ended
         return None
 
@@ -71,14 +79,17 @@ class ViewStream:
 class ViewDispatch:
     """The open streams of all nodes. Versions count the updates of this incarnation."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, data_key: Callable[[int], bytes] = no_key) -> None:
+        """`data_key`: the run's key by how many were expelled."""
+        self._data_key = data_key
         self.streams: dict[NodeId, ViewStream] = {}
         self.update_at: float | None = None  # seconds; when a reason that was held back is due
         self._fresh: set[NodeId] = set()  # streams without a view
         self._seen = state
-        self._common = view.common_view(state)
+        self._common = view.common_view(state, data_key=data_key)
         self._version = 0
         self._headed_at = -inf  # seconds; when the head was last sent to all
+        self._listed_at = -inf  # seconds; when the list of members was
 
     def open(self, node: NodeId, life: int, wake: Callable[[], None]) -> ViewStream:
         """Open the node's stream, which the next update gives a view; an earlier one of the node ends."""
@@ -120,21 +131,36 @@ class ViewDispatch:
     def _share(self, state: State, now: float, draining: bool) -> tuple[CommonView, Iterable[NodeId]]:
         """What all share, and the nodes that may have a new view."""
         old, seen, fresh = self._common, self._seen, self._fresh
-        new = view.common_view(state, old, draining)
+        new = view.common_view(state, old, draining, self._data_key)
+        list_at = self._list_due(new, old, now)
+        if list_at is not None:
+            new = replace(new, admission=old.admission)
         if new.head is old.head:
-            self.update_at = None  # a reason that was held back is what is shown again
+            self.update_at = list_at  # a reason that was held back is what is shown again
         else:
             reason_at = self._headed_at + max(REASON_INTERVAL, REASON_INTERVAL_PER_VIEW * len(self.streams))
             if new.facts is old.facts and now < reason_at:
                 new = replace(new, head=old.head)
-                self.update_at = reason_at
+                self.update_at = min(reason_at, list_at or reason_at)
             else:
-                self._headed_at, self.update_at = now, None
+                self._headed_at, self.update_at = now, list_at
         self._common, self._seen, self._fresh = new, state, set()
         nodes = view.affected_nodes(seen, state)
         same = view.common_parts(new) == view.common_parts(old)
         # In an order that does not hang on how sets hash: the simulation's seeds are to be repeatable.
         return new, sorted(nodes | fresh, key=order) if nodes is not None and same else list(self.streams)
+
+    def _list_due(self, new: CommonView, old: CommonView, now: float) -> float | None:
+        """The time at which a list of members that changed is to be shown, in seconds; None: now. Where there are
+        many streams it is shown now and then, as who dials waits for it (`key_ring.VIEW_DELAY`); but an expulsion
+        is shown at once."""
+        if new.admission is old.admission:
+            return None
+        due = self._listed_at + min(LIST_INTERVAL_PER_VIEW * len(self.streams), MAX_LIST_INTERVAL)
+        if len(self.streams) > MANY_STREAMS and now < due and new.admission.number == old.admission.number:
+            return due
+        self._listed_at = now
+        return None
 
     def _show(self, stream: ViewStream, state: State, common: CommonView) -> bool:
         """Give the stream its view, if there is anything new in it."""
@@ -157,7 +183,8 @@ def pause(took: float, sent: int) -> float:
 
 
 def _differ(common: CommonView, mine: NodeView, latest: VersionedView) -> bool:
-    old, was, _ = latest
+    old, was = latest.common, latest.mine
     train = bool(mine.lease) and common.train is not old.train
     plan = mine.planned and common.plan is not old.plan
-    return common.head is not old.head or train or plan or view.has_news(mine, was)
+    listed = common.admission is not old.admission
+    return common.head is not old.head or train or plan or listed or view.has_news(mine, was)

@@ -5,7 +5,7 @@ What is shown to whom is `view_dispatch`'s; here are the waiting, the real clock
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.event_loop import EventLoop
@@ -37,9 +37,10 @@ class StreamReader:
 class ViewStreams:
     """The open streams of all nodes, and the task that feeds them."""
 
-    def __init__(self, loop: EventLoop, metrics: Metrics) -> None:
+    def __init__(self, loop: EventLoop, metrics: Metrics, data_key: Callable[[int], bytes]) -> None:
+        """`data_key`: the run's key by how many were expelled."""
         self._loop, self._metrics = loop, metrics
-        self._dispatch = ViewDispatch(loop.state)
+        self._dispatch = ViewDispatch(loop.state, data_key)
         self._update_later: asyncio.TimerHandle | None = None  # for a reason that is held back
         self._due = asyncio.Event()
 

@@ -11,9 +11,12 @@ from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.transport.stream_policy import LONG_PATH_RTT
 from atoll.coordinator.placement.bandwidth_shares import NobodyReachable, PlanNode, deal, plan_shares
+from atoll.coordinator.state_machine.broken_paths import without_paths
+from atoll.coordinator.state_machine.conduct import may_own
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import State
 
+SHARE_LIMIT = 2.0  # equal shares that a member owns at most, whatever is said of its links
 # Times that links' rates differ from the usual one at most, to be taken for the same:
 SHORT_PATH_NOISE = 2.0  # of near links: their machines were busy
 NEW_LINK_NOISE = (
@@ -60,16 +63,27 @@ def assign_owners(state: State, members: Sequence[NodeId], helpers: Sequence[Nod
     Where nobody can be dialled the first owns everything: a plan that all refuse.
     """
     nodes, here = (*members, *helpers), state.members.here
-    contributors = frozenset(members)
-    links = [PlanNode(here[n].up, here[n].down, here[n].leaf, n in contributors) for n in nodes]
+    contributors, able = frozenset(members), able_owners(state, nodes)
+    links = [PlanNode(*here[n].rates, n not in able, n in contributors) for n in nodes]
     links = smooth_rates(links, [rate_noise(here[n]) for n in nodes])
     payload = state.chunks.numel * state.config.reduce.bytes_per_element
     try:
-        planned = plan_shares(links, payload, chunks=chunks)
+        planned = plan_shares(links, payload, chunks=chunks, limit=SHARE_LIMIT)
     except NobodyReachable:  # who called has seen to it; a plan that no one can follow is refused by all
         return ChunkOwners(nodes, (1.0,) + (0.0,) * (len(nodes) - 1), 0.0)
     known = any(link.up for link in links)
     return ChunkOwners(nodes, planned.shares, planned.seconds if known else 0.0)
+
+
+def able_owners(state: State, nodes: Sequence[NodeId]) -> frozenset[NodeId]:
+    """The nodes, of `nodes`, that can be dialled and may own chunks, by the audits of this round, by their conduct
+    and by their paths to each other; where that would be nobody, paths do not count, then conduct, then audits."""
+    reachable_ = [n for n in nodes if not state.members.here[n].leaf]
+    dialled = [n for n in reachable_ if n not in state.round.distrusted] or reachable_
+    if not state.conduct.strikes and not state.conduct.broken:
+        return frozenset(dialled)
+    sound = frozenset(n for n in dialled if may_own(state, n))
+    return sound - without_paths(state, nodes) or sound or frozenset(dialled)
 
 
 def rate_noise(member: Member) -> float:

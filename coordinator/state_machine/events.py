@@ -7,7 +7,8 @@ an event belongs to, `fence` which attempt of a reduce: what is late is refused 
 
 from dataclasses import dataclass, field
 
-from atoll.comm.ids import NO_PIN, NodeId, Pin
+from atoll.comm.evidence import Consequence, Evidence
+from atoll.comm.ids import NO_KEY, NO_PIN, NodeId, Pin, PublicKey
 from atoll.comm.plan import Fence
 
 
@@ -16,6 +17,7 @@ class Started:
     """The coordinator came up for the `incarnation`-th time."""
 
     incarnation: int
+    nonce: bytes = b""  # random, and secret: what this incarnation draws follows from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Joined:
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
+    key: PublicKey = NO_KEY  # the node's for its life: it proved that it has the secret half
+    invite: int = 0  # number of the invite that it came with; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +121,12 @@ class Contribution:
     # The run adds these when it enters the contribution.
     life: int = 0  # of the member that made it
     earlier: int = 0  # samples committed with other fragments, whose steps are in this one's delta as well
+    untimely: int = 0  # of the samples, those for whose steps there was no time: they count for nothing
 
     @property
     def claimed(self) -> int:
-        """Samples whose steps are in the delta: what weights, tokens and the loss are of."""
-        return self.samples - self.skipped
+        """Samples whose steps are in the delta, and may be: what weights, tokens and the loss are of."""
+        return self.samples - self.skipped - self.untimely
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,14 @@ class ChunksSealed:
     life: int
     fence: Fence  # its attempt is the one in which the node got the chunks
     seals: tuple[tuple[int, bytes, bytes], ...]  # (chunk, digest, bitmap of the places in the plan that are in it)
+    # l2 of each term of each seal as it was merged, by place, fp32, little-endian; empty: it tells none
+    norms: tuple[bytes, ...] = ()
+    # (chunk, bitmap of places, norms of their contributions) of what the node averaged as its region's relay
+    sums: tuple[tuple[int, bytes, bytes], ...] = ()
+    # Of each seal, and of each of the sums: l2 of the delta that an earlier round sealed of the chunk, then each
+    # term's length along it, fp32, little-endian; empty: it tells none
+    dots: tuple[bytes, ...] = ()
+    sum_dots: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +185,44 @@ class ReduceComplete:
     )
     outside: float = 0.0
     proven: bool = False  # each chunk is the ledger's: its digests were told
+    # of other members: bytes a second that came from each at best, and that each took
+    seen: tuple[tuple[NodeId, float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReported:
+    """What the node found when it recomputed a sealed chunk."""
+
+    node: NodeId
+    life: int
+    fence: Fence  # its attempt is the one in which the chunk got its owner
+    chunk: int
+    digest: bytes = b""  # of what the inputs come to; empty: it cannot be told, or they come to nothing
+    receipts: tuple[bytes, ...] = ()  # the owner's, then its relays', as they came (`atoll.comm.receipts`)
+    silent: tuple[int, ...] = ()  # places of those who did not give what was asked
+    shown: bytes = b""  # of a contribution that is not the receipt's: its record
+    relay: int | None = None  # place of a relay whose mean is not what its inputs come to
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Likeness of a delta to the delta of the contributor whose work is replayed."""
+
+    cosine: float
+    ratio: float  # of l2 norms, the delta's over that of the contributor's
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReported:
+    """The node, a verifier, has something to say of the contributor's work of the round."""
+
+    node: NodeId
+    life: int
+    round: int
+    contributor: NodeId
+    shown: bool  # chunks of what it contributed are here; else it did not show them
+    work: Likeness | None = None  # of its work as it was replayed; None: that is not compared yet
+    others: tuple[Likeness, ...] = ()  # of others' deltas of the round
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +312,14 @@ class Expired:
 
 
 @dataclass(frozen=True, slots=True)
+class Pardoned:
+    """The operator holds nothing against the node any more, or against who has or had its key."""
+
+    node: NodeId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: grace windows and deadlines may have run out."""
 
@@ -282,12 +341,15 @@ Event = (
     | LossEvaluated
     | ChunkForged
     | ChunksMissing
+    | AuditReported
+    | ReplayReported
     | PeerUnreachable
     | Leaving
     | Suspected
     | SuspicionCleared
     | Stepped
     | Expired
+    | Pardoned
     | Tick
 )
 
@@ -345,4 +407,19 @@ class Publish:
     record: CommitRecord
 
 
-Effect = Note | Publish
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision of the run on evidence against a member: to be kept, once, with its number."""
+
+    number: int  # counts the run's decisions, from 1
+    node: NodeId
+    key: str  # hex of the node's public key; empty: not known
+    round: int  # that was under way
+    evidence: Evidence
+    consequence: Consequence
+    weight: float = 0.0  # of all strikes that the key has now
+    name: str = ""  # the node's
+    invite: int = 0  # number of the invite that it came with; 0: not known
+
+
+Effect = Note | Publish | Decision

@@ -13,16 +13,17 @@ The first attempt may be in two levels (see `comm.plan`). A chunk that loses a r
 same owner; so does an unsealed one when a member comes back: what it brought before may be in a region's sum.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.comm.bitmap import bit
+from atoll.comm.bitmap import bit, bitmap, places
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.events import Contribution
 
+NORM_BYTES = 4  # of an fp32 number
 Deal = Callable[[int], tuple[NodeId, ...]]  # owners for so many chunks
 
 
@@ -42,6 +43,26 @@ class Seal:
 
     digest: bytes
     inputs: bytes  # bitmap of the places whose contributions are in it
+    by: NodeId = NodeId("")  # who sealed it
+    since: int = 0  # the attempt in which that one got the chunk
+    # l2 of each term as it was merged, fp32, by place: contributions, and regions' means at their relays' places;
+    # empty: nobody looks
+    norms: bytes = b""
+    means: bytes = b""  # bitmap of the places whose terms are regions' means
+    # l2 of the delta that an earlier round sealed of this chunk, then each term's length along it, fp32, by place;
+    # empty: it was not told
+    dots: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSum:
+    """A relay's word on the contributions to a chunk that it averaged for its region."""
+
+    by: NodeId
+    since: int  # the attempt in which the chunk got its owner
+    inputs: bytes  # bitmap of their places
+    norms: bytes  # l2 of each, fp32, by place
+    dots: bytes = b""  # as a seal's
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +75,7 @@ class Ledger:
     contributions: dict[NodeId, Contribution] = field(default_factory=dict)
     attempt: int = 0  # 0: none was opened yet
     entries: tuple[Entry, ...] = ()  # of all attempts of the round
+    contributors: bytes = b""  # bitmap of the entries that bring a delta
     members: tuple[NodeId, ...] = ()  # of the attempt: who contributes and must hold every sealed chunk
     owners: tuple[NodeId | None, ...] = ()  # of each chunk; None: sealed by one that is gone
     since: tuple[int, ...] = ()  # of each chunk: the attempt in which it got its owner
@@ -63,6 +85,12 @@ class Ledger:
     relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) places; empty: the next attempt is flat
     layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels
     withdrawn: bool = False  # somebody withdrew since the attempt was opened
+    sums: dict[int, tuple[RegionSum, ...]] = field(default_factory=dict)  # by chunk
+    # chunks whose seals were taken back: their owners from the next attempt on, or None: they are dealt
+    reassigned: dict[int, NodeId | None] = field(default_factory=dict)
+    # Of each attempt in which a chunk got its owner: a bitmap of the places whose contributions an owner waits for
+    # that has chunks since then.
+    required: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -138,12 +166,13 @@ def reopen(
     entries += [Entry(n, c, since=attempt) for n, c in wanted.items() if n not in staying]
     owners: list[NodeId | None] = list(ledger.owners) or [None] * chunks
     since = list(ledger.since) or [attempt] * chunks
-    lost = [c for c, owner in enumerate(owners) if owner not in staying]
+    lost = [c for c, owner in enumerate(owners) if owner not in staying or c in ledger.reassigned]
     free = [c for c in lost if c not in ledger.sealed]
     for c in lost:
         owners[c], since[c] = None, attempt
     for c, owner in zip(free, deal(len(free)), strict=True):
-        owners[c] = owner
+        chosen = ledger.reassigned.get(c)
+        owners[c] = chosen if chosen in staying else owner
     broken = {
         c
         for c in ledger.layered
@@ -160,12 +189,22 @@ def reopen(
         layered=ledger.layered - broken,
         attempt=attempt,
         entries=tuple(entries),
+        contributors=bitmap((i for i, e in enumerate(entries) if e.contribution is not None), len(entries)),
         members=members,
         owners=tuple(owners),
         since=tuple(since),
         sealed_before=kept,
         withdrawn=False,
+        reassigned={},
+        required=_required(entries, since),
     )
+
+
+def _required(entries: Sequence[Entry], since: Sequence[int]) -> dict[int, bytes]:
+    """A bitmap of the contributors that were there when a chunk got its owner, and still are, by that attempt."""
+    here = [(place, e.since) for place, e in enumerate(entries) if e.contribution is not None and not e.gone]
+    size = len(entries)
+    return {attempt: bitmap((place for place, came in here if came <= attempt), size) for attempt in set(since)}
 
 
 def divide(ledger: Ledger, regions: Mapping[NodeId, int], relays: Sequence[Sequence[NodeId]]) -> Ledger:
@@ -214,18 +253,113 @@ def adopt(ledger: Ledger, here: Mapping[NodeId, Mapping[int, bytes]], deal: Deal
         since=tuple(since),
         sealed=sealed,
         sealed_before=tuple(sorted(sealed)),
+        required=_required(ledger.entries, since),
     )
 
 
-def seal(ledger: Ledger, node: NodeId, since: int, seals: tuple[tuple[int, bytes, bytes], ...]) -> Ledger:
+def seal(
+    ledger: Ledger,
+    node: NodeId,
+    since: int,
+    seals: tuple[tuple[int, bytes, bytes], ...],
+    norms: Sequence[bytes] | None = None,
+    required: bytes = b"",
+    dots: Sequence[bytes] = (),
+) -> Ledger:
     """Enter (chunk, digest, inputs) seals of an owner since that attempt; a second one of a chunk, one of a chunk
-    that it does not own, or one that no contribution is in, changes nothing."""
-    sealed = dict(ledger.sealed)
-    for chunk, digest, inputs in seals:
+    that it does not own, one that no contribution is in, or that lacks one of the places of the bitmap `required`,
+    changes nothing. `norms` of each seal's terms (None: nobody looks): nor does one that does not tell them
+    all; `dots` are left out where they are not of all."""
+    sealed, must = dict(ledger.sealed), int.from_bytes(required, "little")
+    for number, (chunk, digest, inputs) in enumerate(seals):
         owned = 0 <= chunk < len(ledger.owners) and ledger.owners[chunk] == node and ledger.since[chunk] == since
-        if owned and any(bit(inputs, i) for i, e in enumerate(ledger.entries) if e.contribution is not None):
-            sealed.setdefault(chunk, Seal(digest, inputs))
+        if not owned or chunk in ledger.reassigned or not any(inputs := _of_contributors(ledger, inputs)):
+            continue
+        if must & ~int.from_bytes(inputs, "little"):
+            continue
+        entry = Seal(digest, inputs, node, since)
+        if norms is not None:
+            terms, means = _term_count(ledger, chunk, inputs)
+            told = norms[number] if number < len(norms) else b""
+            if len(told) != NORM_BYTES * terms:
+                continue
+            entry = replace(entry, norms=told, means=means, dots=_whole(dots, number, terms))
+        sealed.setdefault(chunk, entry)
     return replace(ledger, sealed=sealed)
+
+
+def _whole(dots: Sequence[bytes], number: int, terms: int) -> bytes:
+    """What the report's seal of this number tells as dots; empty unless it is of so many terms."""
+    told = dots[number] if number < len(dots) else b""
+    return told if len(told) == NORM_BYTES * (1 + terms) else b""
+
+
+def _of_contributors(ledger: Ledger, inputs: bytes) -> bytes:
+    """The bitmap without places that bring nothing, or that nobody has yet."""
+    size = len(ledger.contributors)
+    wanted = int.from_bytes(inputs, "little") & int.from_bytes(ledger.contributors, "little")
+    return wanted.to_bytes(size, "little")
+
+
+def _term_count(ledger: Ledger, chunk: int, inputs: bytes) -> tuple[int, bytes]:
+    """The number of terms of a chunk's mean, and a bitmap of the places of those that are regions' means."""
+    if chunk not in ledger.layered:
+        return int.from_bytes(inputs, "little").bit_count(), b""
+    contributions, means = seal_terms(ledger, chunk, inputs)
+    return len(contributions) + len(means), bitmap(means, len(ledger.regions)) if means else b""
+
+
+def seal_terms(ledger: Ledger, chunk: int, inputs: bytes) -> tuple[list[int], list[int]]:
+    """The places whose contributions an owner merges where a chunk has these inputs, and the relays' places whose
+    regions' means it merges in the stead of their members."""
+    there = [i for i, e in enumerate(ledger.entries) if e.contribution is not None and bit(inputs, i)]
+    if chunk not in ledger.layered:
+        return there, []
+    row = [of_region[chunk] for of_region in ledger.relays]
+    home = next((g for g, i in enumerate(row) if ledger.entries[i].node == ledger.owners[chunk]), -1)
+    far = {i: ledger.regions[i] for i in there if i < len(ledger.regions) and ledger.regions[i] != home}
+    return [i for i in there if i not in far], sorted({row[g] for g in far.values()})
+
+
+def enter_sums(
+    ledger: Ledger,
+    node: NodeId,
+    since: int,
+    sums: tuple[tuple[int, bytes, bytes], ...],
+    dots: Sequence[bytes] = (),
+) -> Ledger:
+    """Enter what a relay says of the (chunk, inputs, norms) that it averaged since that attempt; the first word on
+    a chunk counts."""
+    if not sums:
+        return ledger
+    found = dict(ledger.sums)
+    for number, (chunk, inputs, norms) in enumerate(sums):
+        known = found.get(chunk, ())
+        if chunk not in ledger.layered or ledger.since[chunk] != since:
+            continue
+        if any((s.by, s.since) == (node, since) for s in known):
+            continue
+        whole = len(norms) == NORM_BYTES * len(places(inputs))
+        if whole and any(ledger.entries[row[chunk]].node == node for row in ledger.relays):
+            told = _whole(dots, number, len(places(inputs)))
+            found[chunk] = (*known, RegionSum(node, since, inputs, norms, told))
+    return replace(ledger, sums=found)
+
+
+def made_by(ledger: Ledger, nodes: Container[NodeId]) -> set[int]:
+    """The sealed chunks that these nodes sealed, or summed for their region."""
+    relayed = {c for row in ledger.relays for c in ledger.layered if ledger.entries[row[c]].node in nodes}
+    return {c for c, seal in ledger.sealed.items() if seal.by in nodes or c in relayed}
+
+
+def unseal(ledger: Ledger, chunks: Collection[int], owners: Mapping[int, NodeId] | None = None) -> Ledger:
+    """Take back the seals of these chunks: from the next attempt on they are reduced anew, by whoever they are
+    dealt to, or by these owners."""
+    return replace(
+        ledger,
+        sealed={c: s for c, s in ledger.sealed.items() if c not in chunks},
+        reassigned=ledger.reassigned | {c: (owners or {}).get(c) for c in chunks},
+    )
 
 
 def contributed_samples(ledger: Ledger, node: NodeId, front: int) -> int:

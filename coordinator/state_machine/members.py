@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atoll.comm.config.run import MembersConfig
-from atoll.comm.ids import NO_PIN, NodeId, Pin
+from atoll.comm.ids import NO_KEY, NO_PIN, NodeId, Pin, PublicKey
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.events import (
     Event,
@@ -34,6 +34,7 @@ from atoll.coordinator.state_machine.events import (
 RECONNECT_GRACE_SECONDS = 5.0
 MAX_DEPARTED = 1000  # members that are gone
 REDUCER = "reducer"  # the role; any other trains
+VERIFIER = "verifier"  # the role of who replays others' rounds, and contributes nothing
 
 
 class MemberState(StrEnum):
@@ -70,6 +71,8 @@ class Member:
     state_round: int = -1  # the state it holds, -1: none
     state_digest: bytes = b""
     pace: float = 0.0  # inner steps a second in its last round; 0: not measured yet
+    fastest: float = 0.0  # the same, of the rounds that counted its work: the highest, less with each since
+    counted_at: float = 0.0  # seconds; since when it may have taken the steps that no commit has yet
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
@@ -82,13 +85,23 @@ class Member:
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
     late: bool = False  # a reducer that did not finish in time: it owns chunks again if nobody else can be dialled
-    up: float = 0.0  # bytes a second that its link carries; 0: not known
+    up: float = 0.0  # bytes a second that its link carries, as it tells; 0: not known
     down: float = 0.0
+    seen_up: float = 0.0  # the same, as those saw it who received from it, and who sent to it
+    seen_down: float = 0.0
     inside: float = 0.0  # the same, of what it sends to members of its region, and to others
     outside: float = 0.0
     measured: int = 0  # reduces after which it told the above
     rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
+    key: PublicKey = NO_KEY  # the node's, for its life
+    invite: int = 0  # number of the invite that its node came with last; 0: not known
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bytes a second that its link carries up and down, as plans go by them: what others saw of it, or less if
+        it says so; 0: not known."""
+        return min(self.up, self.seen_up), min(self.down, self.seen_down)
 
     def trusted_as(self, *states: MemberState) -> bool:
         """Whether the member is in one of the states and not suspected."""
@@ -156,6 +169,8 @@ def join(
     leaf: bool = False,
     role: str = "",
     pin: Pin = NO_PIN,
+    key: PublicKey = NO_KEY,
+    invite: int = 0,
 ) -> Members:
     """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
     before = members.here.get(node)
@@ -177,11 +192,17 @@ def join(
         role=role,
         up=known.up if known is not None else 0.0,
         down=known.down if known is not None else 0.0,
+        seen_up=known.seen_up if known is not None else 0.0,
+        seen_down=known.seen_down if known is not None else 0.0,
         step_before=known.step if known is not None else (0, 0),
         idle=known is not None and known.idle,
+        fastest=known.fastest if known is not None else 0.0,
+        counted_at=known.counted_at if known is not None else now,
         inside=known.inside if known is not None else 0.0,
         outside=known.outside if known is not None else 0.0,
         pin=pin,
+        key=key or (known.key if known is not None else NO_KEY),
+        invite=invite or (known.invite if known is not None else 0),
     )
     gone = (
         {n: m for n, m in members.departed.items() if n != node} if node in members.departed else members.departed

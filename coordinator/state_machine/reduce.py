@@ -12,11 +12,13 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
 from atoll.coordinator.placement.bandwidth_shares import blend
-from atoll.coordinator.state_machine import disputes
+from atoll.coordinator.state_machine import audit, broken_paths, conduct, disputes, lateness, replay
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
+from atoll.coordinator.state_machine.claims import with_counted_work, with_timely_claims
+from atoll.coordinator.state_machine.delta_scores import charge_outliers
 from atoll.coordinator.state_machine.events import (
     ChunksSealed,
     CommitRecord,
@@ -26,7 +28,9 @@ from atoll.coordinator.state_machine.events import (
     PeerUnreachable,
     ReduceComplete,
 )
+from atoll.coordinator.state_machine.link_rates import with_seen_rates, witnessed_rates
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
+from atoll.coordinator.state_machine.norms import without_false_norms
 from atoll.coordinator.state_machine.reduce_levels import choose_levels, describe_choice
 from atoll.coordinator.state_machine.rollback import remember
 from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
@@ -63,8 +67,9 @@ def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
 
 
 def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[NodeId, ...]:
-    """Leave out whoever broke with one other member twice, or with two: worst first, of two alike the one that
-    joined last; but not who alone can be dialled. If fewer than `need` would remain, nobody is."""
+    """Leave out whoever broke with one other member twice, or with two: worst first, of two alike the one that was
+    not left out the last time, or joined last; but not who alone can be dialled. If fewer than `need` would
+    remain, nobody is."""
     left = members
     while worst := _worst(state, left, _alone(state, left)):
         left = tuple(n for n in left if n != worst)
@@ -83,13 +88,19 @@ def _worst(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId]
     times = Counter(pair for pair in state.round.lost if known.issuperset(pair))
     partners = Counter(n for pair in times for n in pair)
     bad = {n for pair, k in times.items() for n in pair if k > 1 or partners[n] > 1}
-    return max(bad.difference(spared), key=lambda n: (partners[n], order(n)), default=None)
+    if not (suspects := bad.difference(spared)):
+        return None
+    here, culprits = state.members.here, broken_paths.culprits(state)
+    return max(suspects, key=lambda n: (partners[n], n in culprits, -here[n].missed, order(n)))
 
 
 def open_attempt(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
     """Open the next attempt and put it in force: it continues the one before without those that were lost."""
-    r, chunks = state.round, state.chunks.count
-    helpers = reducers(state, members)
+    state = with_timely_claims(state, now, out)
+    helpers, chunks = reducers(state, members), state.chunks.count
+    if state.round.planned_at is None:
+        state = with_round(state, replace(state.round, salt=audit.salt(state, (*members, *helpers))))
+    r = state.round
     planned = assign_owners(state, members, helpers, chunks)
     split = None if r.ledger.owners else choose_levels(state, members, planned)
     owners = split.owners if split is not None else ()
@@ -143,20 +154,24 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
     r = state.round
     if event.fence.round != r.number:
         return state
-    ledger = book.seal(r.ledger, event.node, event.fence.attempt, event.seals)
-    if ledger.complete and not r.ledger.complete:
-        return with_round(state, replace(state.round, ledger=ledger, sealed_at=now))
-    return with_round(state, replace(state.round, ledger=ledger))
+    norms, since = (event.norms if state.config.outer.clip else None), event.fence.attempt
+    required = r.ledger.required.get(since, b"") if r.salt else b""
+    summed = book.enter_sums(r.ledger, event.node, since, event.sums, event.sum_dots)
+    ledger = book.seal(summed, event.node, since, event.seals, norms, required, event.dots)
+    sealed_at = now if ledger.complete and not r.ledger.complete else r.sealed_at
+    fresh = [c for c, _, _ in event.seals if c in ledger.sealed and c not in r.ledger.sealed]
+    return audit.draw(with_round(state, replace(r, ledger=ledger, sealed_at=sealed_at)), fresh, now)
 
 
 def record_orphans(state: State, event: OrphansFound) -> State:
-    """Enter which chunks of owners that are gone a member holds."""
+    """Enter which chunks of owners that are gone a member holds. Of what it says that is kept which can be so."""
     r = state.round
     if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:
         return state
-    return with_round(
-        state, replace(state.round, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
-    )
+    told = dict(event.here)
+    here = tuple((c, told[c]) for c in r.ledger.orphans if told.get(c) == r.ledger.sealed[c].digest)
+    orphans = r.plan.orphans | {event.node: replace(event, here=here)}
+    return with_round(state, replace(state.round, plan=replace(r.plan, orphans=orphans)))
 
 
 def record_completion(state: State, event: ReduceComplete) -> State:
@@ -202,6 +217,8 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         )
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
+    if not broken_paths.needed(r.ledger, node, peer):
+        return state  # neither merges what the other sends
     name, other = state.name(node), state.name(peer)
     out.append(Note(f"{name} lost {other} in attempt {r.ledger.attempt}: {event.reason}", node))
     blamed = state.members.here.get(peer)
@@ -225,27 +242,39 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     r, here = state.round, state.members.here
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None
+    if r.audits and (audited := audit.advance(state, now, out)) is not state:
+        return audited
     gone = [n for n in members if n not in ledger.contributions] if ledger.withdrawn else []
     left = [n for n in members if n in ledger.contributions] if gone else list(members)
     # before so many have answered, no look at each is worth it
-    answered = len(r.completions) + len(plan_.missing_chunks) >= len(left) > 0
+    answered, everywhere = len(r.completions) + len(plan_.missing_chunks) >= len(left) > 0, False
     if answered and ledger.complete and all(n in r.completions or n in plan_.missing_chunks for n in left):
         root = ledger.root
-        if all(n in r.completions and r.completions[n].digest == root for n in left):
-            return _commit(state, left, now, out)
-        if not ledger.orphans and not gone:
+        everywhere = all(n in r.completions and r.completions[n].digest == root for n in left)
+        if everywhere and not r.audits:
+            if (checked := without_false_norms(state, now, out)) is not state:
+                return checked
+            if replay.awaits_chunks(state, now):
+                return state
+            state = charge_outliers(broken_paths.remember(state, out), out)
+            committed = _commit(state, left, now, out)
+            return conduct.settle(committed, len(r.participants), out)
+        if not everywhere and not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)
     if gone := gone or sorted(ledger.gone, key=order):
         return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
     if len(plan_.orphans) >= len(left) and ledger.orphans and all(n in plan_.orphans for n in left):
         return _adopt(state, now)
-    if now - plan_.opened_at > state.config.rounds.reduce_timeout:
+    if not everywhere and lateness.is_overdue(state, now):
+        if ledger.complete and 2 * len(r.completions) < len(members) and not r.wrong.issuperset(members):
+            return disputes.tell_digests(state, now, out)
         slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
             n for n in members if n not in r.completions and n not in plan_.missing_chunks
         }
         late = sorted(slow, key=order)
         # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
         alone = ledger.attempt > 1 or not slow.issuperset(owner for owner in ledger.owners if owner)
+        state = lateness.hold_to_account(state, late, now, out)
         idle = [here[n] for n in late if alone and n in here and here[n].role == REDUCER]
         idled = (replace(m, late=True, reason=IDLE_REDUCER_REASON) for m in idle)
         state = replace(state, members=who.put(state.members, *idled))
@@ -270,6 +299,10 @@ def _adopt(state: State, now: float) -> State:
     leaves = {n for n in ledger.members if state.members.here[n].leaf}
     here = {n: dict(r.plan.orphans[n].here) for n in ledger.members if n not in leaves}
     helpers = [e.node for e in ledger.entries if e.contribution is None and not e.gone]
+    if leaves.issuperset(ledger.members) and all(state.members.here[n].leaf for n in helpers):
+        return fail_attempt(
+            state, "nobody in it can be dialled", now
+        )  # a leaf must own nothing: it would for good
     deal_ = assign_owners(state, ledger.members, helpers, len(ledger.owners)).deal
     return _put_in_force(state, book.adopt(ledger, here, deal_), r.plan.predicted, now)
 
@@ -287,6 +320,8 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
     changed = (replace(here[n], missed=rounds) for n, rounds in missed.items() if rounds != here[n].missed)
     members = who.put(state.members, *changed)
+    members = who.put(members, *with_counted_work(members.here, r, weights))
+    members = who.put(members, *with_seen_rates(members.here, witnessed_rates(r.completions)))
     near: dict[int, list[NodeId]] = {}
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)
@@ -315,7 +350,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         levels=r.levels,
         predictions=r.predictions,
         regions=tuple(tuple(near[g]) for g in sorted(near)),
-        rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
+        rates={n: members.here[n].rates for n in members_ if members.here[n].rates[0]},
         norms={n: p.contribution.norm for n, p in parts.items()},
         scales={n: scaled[n] for n in weights if n in scaled},
         samples={n: data.first_samples(held_[n], count) for n, count in used.items()},

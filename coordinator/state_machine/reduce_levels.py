@@ -22,7 +22,7 @@ from atoll.coordinator.placement.two_level import (
     predict_flat,
     usable,
 )
-from atoll.coordinator.state_machine.chunk_owners import ChunkOwners, reducers
+from atoll.coordinator.state_machine.chunk_owners import SHARE_LIMIT, ChunkOwners, able_owners, reducers
 from atoll.coordinator.state_machine.members import Member
 from atoll.coordinator.state_machine.state import State
 
@@ -59,7 +59,7 @@ def choose_levels(state: State, members: Sequence[NodeId], planned: ChunkOwners)
         return None
     nodes, here = (*members, *reducers(state)), state.members.here
     told = [here[n] for n in nodes]
-    links = _links(told, frozenset(members))
+    links = _links(told, frozenset(members), able_owners(state, nodes))
     rtts = _rtts(told)
     regions = usable(find_regions(len(nodes), rtts), links, rtts)
     if len(regions) < 2:
@@ -69,7 +69,7 @@ def choose_levels(state: State, members: Sequence[NodeId], planned: ChunkOwners)
         return RegionLevels(of)
     payload, chunks = state.chunks.numel * state.config.reduce.bytes_per_element, state.chunks.count
     flat = predict_flat(links, planned.shares, rtts, payload, chunks, regions)
-    two = plan_regions(links, rtts, payload, chunks)
+    two = plan_regions(links, rtts, payload, chunks, limit=SHARE_LIMIT)
     if two is None:
         return RegionLevels(of)
     if not isinstance(faster(flat, two), TwoLevel):
@@ -94,21 +94,23 @@ def describe_choice(split: RegionLevels) -> str:
     return f", {regions} regions, flat: {split.flat:.2g} s predicted, {split.two_level:.2g} s in two levels"
 
 
-def _links(told: Sequence[Member], contributors: Set[NodeId]) -> list[PlanNode]:
+def _links(told: Sequence[Member], contributors: Set[NodeId], able: Set[NodeId]) -> list[PlanNode]:
     """The members as the predictions see them: who told no rates is like most of the others. That its link carried
-    something within the region and something to others does not mean that it carries both at once."""
+    something within the region and something to others does not mean that it carries both at once. What it told of
+    bursts within its region nobody else saw: the limit of its shares holds in the place of that."""
     inside = median([m.inside for m in told if m.inside] or [0.0])
-    outside = median([m.outside for m in told if m.outside] or [0.0])
+    far = [min(m.outside, m.seen_up) for m in told]  # others saw no more of it
+    outside = median([rate for rate in far if rate] or [0.0])
     return [
         PlanNode(
-            far := m.outside or outside,
-            far,
-            m.leaf,
+            out := rate or outside,
+            out,
+            m.node not in able,
             m.node in contributors,
             near := m.inside or inside,
-            max(m.up, near, far),
+            max(m.rates[0], near, out),
         )
-        for m in told
+        for m, rate in zip(told, far, strict=True)
     ]
 
 

@@ -11,6 +11,12 @@ remembered (`CommittedState`), and counts whatever number the node knows the sta
                                     seconds for each round that would be lost; then rounds j+1 ... k are void
     nobody proves anything          waits, and says so: a run never begins anew by itself
 
+Where the makers of state k made different ones, and as many this as that, nobody can tell who is right, and no
+member's word convicts another. Then state k is as good as lost (`State.tied`): its makers go back to what their
+disks have of before it, and as soon as state k-1 is proven round k is void, unless a maker that was not heard
+says the same as one of the others. Where no disk has it, patience runs out, and the run goes on with the one that
+the first of them made.
+
 Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
 whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
 twice. A suspect gets none: what it holds may never be heard. Time in which the coordinator itself took nothing in
@@ -47,6 +53,9 @@ MAX_TICK_GAP_SECONDS = 5.0  # seconds without a tick after which the coordinator
 
 def wait_reason(state: State) -> str:
     """The sentence that says for whom a run waits whose state is lost."""
+    if state.tied:
+        k = state.committed
+        return f"its members made different states of round {k}: waits for who has the state before it on disk"
     k, proven, may = state.committed, newest_proven(state), possible_holders(state)
     reason = f"no living member holds the state of round {k}: "
     names = state.names(may or sorted(state.makers, key=order))
@@ -82,11 +91,15 @@ def possible_holders(state: State) -> list[NodeId]:
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
     past = newest_proven(state) if state.state_lost else None
-    if past is None:
+    if past is None and not state.tied:
         return state if state.lost_state is None else replace(state, lost_state=None)
+    if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
+        return _void(state, past, now, out)
     since = _waiting(state, now)
     if since != state.lost_state:
         return replace(state, lost_state=since)
+    if past is None:
+        return _end_tie(state, out) if now >= since.at + state.config.checkpoint.patience else state
     patience = (state.committed - past.round) * state.config.checkpoint.patience
     settled = now >= since.returned_at + SETTLE_SECONDS
     all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE_SECONDS
@@ -124,7 +137,8 @@ def _returned(state: State) -> frozenset[tuple[NodeId, int, bool]]:
 def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> State:
     j, k = past.round, state.committed
     rounds = f"round {k} is" if j == k - 1 else f"rounds {j + 1} to {k} are"
-    reason = f"{rounds} void: the state was lost with all who held it"
+    why = "its members made different states of it" if state.tied else "the state was lost with all who held it"
+    reason = f"{rounds} void: {why}"
     out.append(Note(f"{reason}; the run goes on from the state of round {j}"))
     out += [Publish(_record(state, past, number, reason)) for number in range(j + 1, k + 1)]
     here = state.members.here.values()
@@ -139,13 +153,65 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
         pending=None,
         past=tuple(p for p in state.past if p.round < j or p is past),
         lost_state=None,
-        round=RoundState(
-            number=k + 1,
-            reason="the next round is about to start",
-            started_at=now,
-            ledger=replace(Ledger(), attempt=state.round.ledger.attempt),
-        ),
+        tied=False,
+        round=_next_round(state, "the next round is about to start", now),
     )
+
+
+def _next_round(state: State, reason: str, started_at: float) -> RoundState:
+    """The round after the last commit, which is yet to begin."""
+    ledger = replace(Ledger(), attempt=state.round.ledger.attempt)
+    return RoundState(number=state.committed + 1, reason=reason, started_at=started_at, ledger=ledger)
+
+
+def begin_tie(state: State, makers: tuple[NodeId, ...], out: list[Effect]) -> State:
+    """Nobody is taken to hold the last commit's state, of which these members made different ones."""
+    k = state.committed
+    reason = f"{state.names(makers)} made different states of round {k}, and nobody can tell which is right"
+    out.append(Note(f"{reason}: goes back to the state before it"))
+    here = state.members.here
+    why = f"goes back to the state before round {k}, of which different ones were made"
+    back = (replace(here[n], state=MemberState.RECOVERING, state_round=-1, reason=why) for n in makers)
+    state = replace(state, members=who.put(state.members, *back), tied=True)
+    return replace(state, round=_next_round(state, reason, state.round.started_at))
+
+
+def record_opinion(state: State, node: NodeId, digest: bytes, out: list[Effect]) -> State:
+    """Enter what a member says that it holds of the commit of which different states were made. Of the makers, one
+    that was not heard before may say the same as one of the others: then it is the run's."""
+    member = replace(state.members.here[node], state_round=-1, state_digest=digest)
+    state = replace(state, members=who.put(state.members, member))
+    told = _told(state)
+    alike = [n for n, d in told.items() if d == digest]
+    if node not in told or len(alike) < 2 or 2 * len(alike) <= len(told):
+        return state
+    out.append(Note(f"{state.names(alike)} made the same state of round {state.committed}: it is the run's", node))
+    return _without_tie(state, digest, alike)
+
+
+def _end_tie(state: State, out: list[Effect]) -> State:
+    """No disk has an older state: go on with the one that most of the makers here have, of as many the first's."""
+    told = _told(state)
+    digest, votes = most_common(told)
+    if not votes:
+        return state
+    alike = [n for n, d in told.items() if d == digest]
+    k, name = state.committed, state.name(alike[0])
+    out.append(Note(f"no disk has a state before that of round {k}: the run goes on with what {name} has"))
+    return _without_tie(state, digest, alike)
+
+
+def _told(state: State) -> dict[NodeId, bytes]:
+    """What makers of the last commit's state that are here said that they hold of it, while it is tied."""
+    here = state.members.here
+    makers = (here[n] for n in sorted(here, key=order) if n in state.makers)
+    return {m.node: m.state_digest for m in makers if m.state_round < 0 and m.state_digest}
+
+
+def _without_tie(state: State, digest: bytes, holders: list[NodeId]) -> State:
+    here = state.members.here
+    members = who.put(state.members, *(replace(here[n], state_round=state.committed) for n in holders))
+    return replace(state, members=members, digest=digest, tied=False, lost_state=None)
 
 
 def _record(state: State, past: CommittedState, number: int, reason: str) -> CommitRecord:

@@ -13,13 +13,14 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import beginning, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
-from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.chunk_owners import reachable
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, contributors
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
 from atoll.coordinator.state_machine.ledger import contribute
-from atoll.coordinator.state_machine.members import TRAINABLE_STATES, Member, MemberState
+from atoll.coordinator.state_machine.members import TRAINABLE_STATES, VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
     Grace,
     Phase,
@@ -32,6 +33,7 @@ from atoll.coordinator.state_machine.state import (
     with_round,
 )
 
+ASIDE_REASON = "its work is not taken for now, for what is held against it (atoll blame)"
 MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
 MANY_LATE = 20  # members
 MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
@@ -47,18 +49,37 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
         return with_round(
             state, replace(state.round, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
         )
-    able = state.members.count(*TRAINABLE_STATES)
+    able = len(trainers(state)) if state.config.security.replay else state.members.count(*TRAINABLE_STATES)
     first = state.committed == 0
     need, key = (limits.start, "start") if first else (limits.minimum, "minimum")
-    if able >= need:
-        return _start(state, state.members.of(*TRAINABLE_STATES), now, out)
+    doubt = beginning.wait_reason(state)
+    if able >= need and not doubt:
+        ready = trainers(state)
+        # What one alone commits would die with it.
+        entering = contributors(state, ready, max(need, min(2, len(ready))))
+        return _start(_set_aside(state, ready, entering), entering, now, out)
     return with_round(
         state,
         replace(
             state.round,
-            reason=rollback.wait_reason(state) if state.state_lost else too_few(state, able, need, key),
+            reason=doubt or (rollback.wait_reason(state) if state.state_lost else too_few(state, able, need, key)),
         ),
     )
+
+
+def trainers(state: State) -> tuple[NodeId, ...]:
+    """The members that can train the round and may contribute to it: verifiers do not."""
+    here, able = state.members.here, state.members.of(*TRAINABLE_STATES)
+    return tuple(n for n in able if here[n].role != VERIFIER) if state.config.security.replay else able
+
+
+def _set_aside(state: State, ready: tuple[NodeId, ...], entering: tuple[NodeId, ...]) -> State:
+    """Say of those whose work is not taken that it is not."""
+    if len(ready) == len(entering):
+        return state
+    here, counted = state.members.here, frozenset(entering)
+    aside = (here[n] for n in ready if n not in counted)
+    return replace(state, members=who.put(state.members, *(replace(m, reason=ASIDE_REASON) for m in aside)))
 
 
 def _all_committed(state: State) -> bool:
@@ -165,8 +186,10 @@ def record_contribution(state: State, event: ContributionReady, now: float, out:
         return state  # trained on samples of another lease or from another state: it takes these steps again
     if not 0 < work.samples <= data.size(lease):
         reason = f"it claims {count(work.samples, 'sample')} of a lease of {data.size(lease)}"
-        return remove(state, node, MemberState.EVICTED, reason, out)
-    state = _paced(replace(state, members=who.enter_step(state.members, node)), node, work.steps, now)
+        state = charge(state, node, Evidence(r.number, Offence.FALSE_CLAIM, reason), out)
+        return remove(state, node, MemberState.EVICTED, reason, out) if node in state.members.here else state
+    steps = min(work.steps, -(-work.samples // state.config.inner.batch_size))
+    state = _paced(replace(state, members=who.enter_step(state.members, node)), node, steps, now)
     if r.phase not in (Phase.INNER, Phase.COLLECTING):
         return state  # too late for this round: it counts in the next
     if work.fresh:
@@ -365,8 +388,10 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
     r = state.round
     if not r.participants:
         return with_round(state, replace(state.round, phase=Phase.WAITING, plan=None))
-    able = state.members.of(*TRAINABLE_STATES)
+    able = trainers(state)
     entering = tuple(n for n in able if n not in r.participants)
+    there = len(r.participants) - len(_absent(state))
+    entering = contributors(state, entering, min(len(entering), max(state.config.members.minimum, 1) - there))
     if not entering:
         return with_round(
             state,

@@ -8,16 +8,26 @@ from itertools import islice
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
+from atoll.comm.evidence import Evidence
 from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
+from atoll.comm.strikes import Strikes
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, OrphansFound, ReduceComplete
+from atoll.coordinator.state_machine.events import (
+    AuditReported,
+    CommitRecord,
+    Effect,
+    Note,
+    OrphansFound,
+    ReduceComplete,
+)
 from atoll.coordinator.state_machine.leases import Leases
 from atoll.coordinator.state_machine.ledger import Ledger, contributed_samples, withdraw
 from atoll.coordinator.state_machine.members import Member, Members, MemberState
+from atoll.coordinator.state_machine.run_layout import RunLayout
 
 
 class Phase(StrEnum):
@@ -45,6 +55,25 @@ class AttemptState:
     # who asked all in vain for which chunks
     missing_chunks: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The audit of one sealed chunk; `audit` alone changes it.
+
+    Invariant: who has a voice is named.
+    """
+
+    chunk: int
+    since: int  # the attempt in which its owner got it
+    owner: NodeId
+    digest: bytes  # that was sealed
+    inputs: bytes  # bitmap of the places whose contributions were
+    seconds: float  # that an auditor has
+    named: dict[NodeId, float] = field(default_factory=dict)  # auditors; seconds: until when they may answer
+    voices: dict[NodeId, AuditReported] = field(default_factory=dict)  # what they found
+    silent: frozenset[NodeId] = frozenset()  # that were named, and found nothing
+    wide: bool = False  # all able members are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +112,15 @@ class RoundState:
     completions: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
     # told the digests: members that said so and had others, and all that lack chunks then
     wrong: frozenset[NodeId] = frozenset()
+    forgers: frozenset[NodeId] = frozenset()  # who gave other bytes than the ledger's, as others told
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
+    # of whose delta an owner alone found the norm larger than told: those owners
+    doubted: dict[NodeId, frozenset[NodeId]] = field(default_factory=dict)
+    withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
+    salt: bytes = b""  # what its contributions are signed with; empty: they are not
+    audits: dict[int, Audit] = field(default_factory=dict)  # that are not over, by chunk
+    distrusted: frozenset[NodeId] = frozenset()  # who is to own nothing in this round, though nothing is proven
     levels: int = 1  # of its first attempt
     predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
     # measures the validation loss of the state this round starts from; None: it is measured, or nobody can
@@ -113,11 +149,82 @@ class LostState:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenPath:
+    """Two members that could not reach each other, and the rounds in which they could not."""
+
+    pair: Pair  # in the order in which they joined
+    rounds: tuple[int, ...]  # ascending
+
+
+@dataclass(frozen=True, slots=True)
+class ConductBook:
+    """The book of what is held against members, by their keys; `conduct` and `broken_paths` write it."""
+
+    strikes: dict[str, Strikes] = field(default_factory=dict)  # by `conduct.identity`, the latest last
+    # Doubtful evidence of the round under way, with the identity it is against: it counts at the commit, unless it
+    # is against most members.
+    doubtful: tuple[tuple[NodeId, str, Evidence], ...] = ()
+    broken: tuple[BrokenPath, ...] = ()  # `broken_paths` keeps them, the latest last
+    decisions: int = 0  # so far
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What members said of the run's model and of state 0; `beginning` alone changes it."""
+
+    layouts: dict[NodeId, RunLayout] = field(default_factory=dict)  # by who told it, until two agree
+    settled: bool = False  # two have told the run's layout
+    asked: dict[NodeId, float] = field(default_factory=dict)  # seconds; who is to make state 0, since when
+    made: dict[NodeId, bytes] = field(default_factory=dict)  # digest of what each made itself; empty: it could not
+    first: bytes = b""  # digest of the state 0 that the run began with
+    agreed: bytes = b""  # the same, once a second member made it, too
+
+    def has_others(self, node: NodeId) -> bool:
+        """Whether others than this node were the first to be asked for state 0, or made one."""
+        return next(iter(self.asked), node) != node or any(d for n, d in self.made.items() if n != node)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A contributor's round, for a verifier to replay; `replay` alone changes it."""
+
+    round: int
+    node: NodeId  # the contributor
+    who: str  # its `conduct.identity`
+    life: int  # the verifier's
+    lease: data.Lease  # the samples that are in its work
+    steps: int
+    tokens: int  # committed before the round
+    fleet: int  # participants of the round
+    digest: bytes  # of the state that the round began with
+    chunks: tuple[int, ...]  # that are compared
+    places: tuple[int, ...]  # in the plan: the contributor's, then those of others
+    expires: float  # seconds; nothing is waited for longer
+    since: tuple[int, ...] = ()  # attempts in which the chunks got their owners; empty: not all are sealed yet
+    until: float = 0.0  # seconds; until when the commit waits for the chunks to be shown
+    seconds: float = 0.0  # of that
+    shown: bool = False  # the chunks are with the verifier
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayBook:
+    """The replays under way, and what came of earlier ones; `replay` alone changes it."""
+
+    tasks: dict[NodeId, Replay] = field(default_factory=dict)  # by verifier
+    valid: dict[str, int] = field(default_factory=dict)  # by identity: replays that were well since one was not
+    # by identity, the latest last: whether the latest that decided anything found it well
+    latest: dict[str, bool] = field(default_factory=dict)
+    warm: dict[NodeId, tuple[int, int]] = field(default_factory=dict)  # by verifier: its life, and replays in it
+    before: dict[NodeId, int] = field(default_factory=dict)  # by verifier: first sample of its latest replay
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The run as `step` knows it; the journal rebuilds it from the events."""
 
     config: RunConfig
     incarnation: int = 0
+    nonce: bytes = b""  # secret: what is drawn follows from it
     epoch: int = 0
     # The round above the members: what changes with most events is compared first.
     round: RoundState = RoundState()
@@ -131,7 +238,7 @@ class State:
     makers: frozenset[NodeId] = frozenset()
     losses_at_commit: int = 0  # `members.losses` when they did
     tokens: int = 0  # committed
-    initialiser: NodeId | None = None  # makes state_0, while nobody holds it
+    beginning: Beginning = Beginning()
     initial_val_loss: float | None = None
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
@@ -144,6 +251,12 @@ class State:
     earlier: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     has_until_member: bool = False  # a commit had the member without which the run does not end
     lost_state: LostState | None = None  # nobody has the state, but one an older one
+    tied: bool = (
+        False  # those who made the last commit's state made different ones, and no more of one than another
+    )
+    conduct: ConductBook = ConductBook()
+    replays: ReplayBook = ReplayBook()
+    expulsions: int = 0  # members that were put out for what they did: each has the run's key changed
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
@@ -173,12 +286,12 @@ class State:
         if r.phase is Phase.INNER:
             late -= r.reached
         late -= self._fetching(late) if late else set()
-        return frozenset(late | {n for n in (self.initialiser, r.evaluator) if n is not None})
+        return frozenset(late | {n for n in (*self.beginning.asked, r.evaluator) if n is not None})
 
     def awaits(self, node: NodeId) -> bool:
         """Whether the run waits for this member's trainer."""
         r = self.round
-        if node in (self.initialiser, r.evaluator):
+        if node in self.beginning.asked or node == r.evaluator:
             return True
         if r.phase not in (Phase.INNER, Phase.COLLECTING) or node in r.ledger.contributions:
             return False

@@ -1,17 +1,20 @@
 """Members' states of the model: from a member's first word to its being in step with the run. Pure.
 
 Every commit record's digests are settled here: the contributors name the digest of the new state by majority, and
-a member that differs fetches it again.
+a member that differs fetches it again. Where as many name one as another, nobody is believed (`rollback`).
 """
 
+from collections import Counter
 from itertools import islice
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import beginning, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired
-from atoll.coordinator.state_machine.members import Member, MemberState
+from atoll.coordinator.state_machine.members import VERIFIER, Member, MemberState
+from atoll.coordinator.state_machine.run_layout import RunLayout
 from atoll.coordinator.state_machine.state import (
     TRAINING,
     Phase,
@@ -24,39 +27,31 @@ from atoll.coordinator.state_machine.state import (
     with_round,
 )
 
+VERIFIES = "replays what it is told to"
+
 
 def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> State:
     """Enter a member's layout. All train one model, in the same fragments; who builds another is evicted."""
-    node, numel, digest = event.node, event.numel, event.digest
-    if state.layout is not None and state.has_other_layout(numel, digest, event.fragments):
-        reason = (
-            f"its model has {numel:,} parameters in layout {digest.hex()[:8]}, the run's has "
-            f"{state.layout[0]:,} in layout {state.layout[1].hex()[:8]}"
-        )
-        return remove(state, node, MemberState.EVICTED, reason, out)
-    state = replace(state, layout=(numel, digest), fragments=event.fragments)
-    member = replace(state.members.here[node], evaluates=event.evaluates)
-    if member.state is MemberState.JOINING:
-        member = replace(member, state=MemberState.RECOVERING, reason="fetches the live state")
+    node, layout = event.node, RunLayout(event.numel, event.digest, event.fragments)
+    state = with_member(state, replace(state.members.here[node], evaluates=event.evaluates))
     if node == state.round.evaluator and not event.evaluates:
         state = with_round(state, replace(state.round, evaluator=None))
-    return with_member(state, member)
+    return beginning.record_layout(state, node, layout, out)
 
 
 def record_state(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
     """Enter which state a member holds; what is older than its last word, or was never committed, is ignored."""
-    making = round_ == 0 and state.committed == 0 and not state.digest
-    if making and node != state.initialiser:
-        return state  # it was not the one to make it: it fetches what the initialiser makes
+    if round_ == 0 and node in state.beginning.asked:
+        return beginning.record_made(state, node, digest, out)
+    if not digest or (round_ == 0 and state.committed == 0 and not state.digest):
+        return state  # it was not asked to make it: it fetches what others make
+    if state.tied and round_ == state.committed:  # it holds what nobody can tell to be right
+        return rollback.record_opinion(state, node, digest, out)
     if round_ < state.committed and digest == state.digest:
         round_ = state.committed  # the rounds in between are void
     if not state.members.here[node].state_round <= round_ <= state.committed:
         return state  # an older word that came late; or what nobody can hold, for it was not committed
-    state = replace(state, members=who.report_state(state.members, node, round_, digest))
-    if making:
-        out.append(Note(f"{state.name(node)} initialised the model", node))
-        return replace(state, digest=digest)
-    return state
+    return replace(state, members=who.report_state(state.members, node, round_, digest))
 
 
 def note_repair(state: State, event: StateRepaired, out: list[Effect]) -> State:
@@ -84,24 +79,6 @@ def record_loss(state: State, node: NodeId, round_: int, loss: float) -> State:
     return replace(state, pending=replace(state.pending, val_loss=loss))
 
 
-def choose_initialiser(state: State) -> State:
-    """Choose who makes state_0 while nobody holds it; who was asked stays asked while it lives."""
-    if state.committed or state.state_held:
-        return state if state.initialiser is None else replace(state, initialiser=None)
-    here = state.members.here
-    if state.digest:
-        state = replace(state, digest=b"")  # state_0 went with its last holder: it is made again
-    if state.initialiser in here and here[state.initialiser].state is MemberState.RECOVERING:
-        return state
-    if not state.members.count(MemberState.RECOVERING):
-        return state if state.initialiser is None else replace(state, initialiser=None)
-    able = state.members.of(MemberState.RECOVERING)
-    coming = any(m.state is MemberState.JOINING and not m.leaf for m in here.values())
-    if coming or not all(here[n].leaf for n in able):  # the others are to fetch it from there
-        able = tuple(n for n in able if not here[n].leaf)
-    return replace(state, initialiser=next(iter(able), None))
-
-
 def settled_alike(a: State, b: State, one: bool = False) -> bool:
     """Whether `settle_digests` has as little to do in one as in the other, but for `one` change of a member."""
     return (
@@ -118,9 +95,13 @@ def settle_digests(state: State, out: list[Effect]) -> State:
     here, voters = state.members.here, _voters(state)
     told = {n: m.state_digest for n in voters if (m := here[n]).state_round == state.committed}
     if not state.digest:
+        if not state.committed:
+            return state  # `beginning` names it
         digest, votes = most_common(told)
-        if not votes or (2 * votes <= len(voters) and len(told) < len(voters)):
+        if state.tied or not votes or (2 * votes <= len(voters) and len(told) < len(voters)):
             return state
+        if list(Counter(told.values()).values()).count(votes) > 1:
+            return rollback.begin_tie(state, tuple(told), out)
         state = replace(state, digest=digest)
     if (pending := state.pending) is not None:
         if len(told.keys() | pending.digests) != len(pending.digests) or not pending.state_digest:
@@ -201,6 +182,8 @@ def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
     """Where a round is under way it trains from now on, though the round does not wait for it; its first
     contribution has that too."""
     out.append(Note(f"{state.name(node)} has the state of round {state.committed}", node))
+    if state.members.here[node].role == VERIFIER:
+        return with_member(state, replace(state.members.here[node], state=MemberState.SYNCED, reason=VERIFIES))
     trains = state.round.phase in TRAINING
     reason = "trains; counted from the next round boundary on" if trains else "waits for the first round"
     state = with_member(state, replace(state.members.here[node], state=MemberState.SYNCED, reason=reason))

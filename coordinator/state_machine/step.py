@@ -8,10 +8,12 @@
        +-------------------- every chunk sealed and held: commit ----------------------+---> finished
 
 No clock, no socket, no randomness: the same events in the same order give the same state, so replaying the
-journal rebuilds it. This file takes events to the part they concern: `state_sync` (who holds which state),
-`rounds` (when a round starts and closes), `reduce` (attempts and commit), `disputes` (sealed chunks that cannot be
-had), `rollback` (when the state is gone with all who held it), on the small machines `members`, `leases` and
-`ledger`. Each decision says why in a `Note`.
+journal rebuilds it. This file takes events to the part they concern: `beginning` (the model and state 0),
+`state_sync` (who holds which state), `rounds` (when a round starts and closes), `reduce` (attempts and commit),
+`audit` (whether what was sealed is what went in), `replay` (whether contributors train what they were told to),
+`disputes` (sealed chunks that cannot be had), `rollback` (when the state is gone with all who held it), `conduct`
+(what is held against members), on the small machines `members`, `leases`, `ledger` and `strikes`. Each decision
+says why in a `Note`.
 """
 
 from collections.abc import Iterable
@@ -19,10 +21,21 @@ from typing import assert_never
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.coordinator.state_machine import disputes, reduce, rollback, rounds, state_sync
+from atoll.coordinator.state_machine import (
+    audit,
+    beginning,
+    conduct,
+    disputes,
+    reduce,
+    replay,
+    rollback,
+    rounds,
+    state_sync,
+)
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import (
+    AuditReported,
     ChunkForged,
     ChunksMissing,
     ChunksSealed,
@@ -39,8 +52,10 @@ from atoll.coordinator.state_machine.events import (
     LossEvaluated,
     Note,
     OrphansFound,
+    Pardoned,
     PeerUnreachable,
     ReduceComplete,
+    ReplayReported,
     Started,
     StateRepaired,
     StateReported,
@@ -115,23 +130,32 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
 def _waits_for(state: State) -> tuple[object, ...]:
     r = state.round
     there = state.digest, state.state_held
-    return (state.members.changes, there, state.initialiser, r.number, r.phase, r.participants, r.evaluator)
+    return (
+        state.members.changes,
+        there,
+        (*state.beginning.asked,),
+        r.number,
+        r.phase,
+        r.participants,
+        r.evaluator,
+    )
 
 
 def _late(state: State, event: Event) -> bool:
     """It speaks of a node that is gone, or of an earlier life of it."""
-    if isinstance(event, Started | Tick):
+    if isinstance(event, Started | Tick | Pardoned):
         return False
     member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
-        return member is not None and event.life <= member.life
+        again = member is not None and event.life <= member.life
+        return again or bool(conduct.refusal(state, event.node, event.key))
     return event.node not in state.members.here or member is None or event.life != member.life
 
 
 def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
     match event:
-        case Started(incarnation):
-            return _restarted(state, incarnation, now)
+        case Started(incarnation, nonce):
+            return _restarted(replace(state, nonce=nonce or state.nonce), incarnation, now)
         case Joined():
             return _joined(state, event, now, out)
         case Connected(node):
@@ -164,6 +188,10 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return disputes.record_missing_chunks(state, event)
         case LossEvaluated(node, _, round_, loss):
             return state_sync.record_loss(state, node, round_, loss)
+        case AuditReported():
+            return audit.record(state, event, now, out)
+        case ReplayReported():
+            return replay.record(state, event, out)
         case PeerUnreachable():
             return reduce.record_unreachable_peer(state, event, now, out)
         case Leaving(node, _, reason):
@@ -179,6 +207,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             if stalled and node in state.round.participants:  # it is idle in its next life, until it steps
                 state = replace(state, members=who.set_idle(state.members, [node]))
             return remove(state, node, MemberState.EVICTED, reason, out)
+        case Pardoned(node, reason):
+            return conduct.pardon(state, node, reason, out)
         case Tick() | Heartbeat():
             return state
         case _:
@@ -191,7 +221,8 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
         event.node if isinstance(event, EVENTS_OF_ONE_MEMBER) else None
     )  # only this member may have changed since `settled`
     while True:
-        chosen = state_sync.choose_initialiser(rollback.go_on_without(state, now, out))
+        chosen = beginning.ask_makers(rollback.go_on_without(state, now, out), now, out)
+        chosen = replay.advance(chosen, now, out)
         after = chosen
         if not state_sync.settled_alike(settled, chosen):
             if one is not None and state_sync.settled_alike(settled, chosen, one=True):
@@ -229,7 +260,7 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
     if rounds.counted(state) < max(state.config.members.minimum, 1):
         return rounds.refill(state, now, out)
     if not reachable(state, state.round.participants):
-        if reachable(state, state.members.of(MemberState.SYNCED, MemberState.ACTIVE)):
+        if reachable(state, rounds.trainers(state)):
             return rounds.refill(state, now, out)
         return with_round(
             state,
@@ -244,7 +275,8 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
     if members:
         if first:
             state = rounds.go_on_without(state, out)
-        return reduce.open_attempt(state, members, now, out)
+        opened = reduce.open_attempt(state, members, now, out)
+        return replay.draw(opened, now) if first else opened
     return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state
 
 
@@ -281,6 +313,8 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
         event.leaf,
         event.role,
         event.pin,
+        event.key,
+        event.invite,
     )
     return replace(state, members=members)
 

@@ -10,17 +10,19 @@ from atoll.comm.config.run import RunConfig
 from atoll.coordinator.state_machine.events import Contribution
 from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.outer_opt.clip import clip_factors
-from atoll.outer_opt.weights import by_quality, by_tokens, equal
+from atoll.outer_opt.weights import bounded, by_quality, by_tokens, equal
 
 RULES = {WeightName.TOKENS: by_tokens, WeightName.EQUAL: equal, WeightName.QUALITY: by_quality}
 
 
 def weights(ledger: Ledger, config: RunConfig) -> list[float]:
-    """Relative weights of the ledger's entries, 0 for one that brings no delta."""
+    """Relative weights of the ledger's entries, 0 for one that brings no delta; of who claims more than the others
+    no more than `security.weight_bound` allows."""
     samples = [_samples(e.contribution) if e.contribution else 0 for e in ledger.entries]
     tokens = [float(count * config.model.seq_len) for count in samples]
     steps = [count / config.inner.batch_size for count in samples]
-    return RULES[config.outer.weights](tokens, steps, _founders(ledger))
+    founders = _founders(ledger)
+    return bounded(RULES[config.outer.weights](tokens, steps, founders), config.security.weight_bound, founders)
 
 
 def scales(ledger: Ledger, config: RunConfig) -> list[float]:
@@ -43,7 +45,7 @@ def round_length(ledger: Ledger, config: RunConfig) -> float:
     if not config.outer.per_token or not founders:
         return 1.0
     steps = [_samples(c) / config.inner.batch_size for c in founders if c is not None]
-    return sum(steps) / len(steps) / config.rounds.inner_steps
+    return sum(bounded(steps, config.security.weight_bound)) / len(steps) / config.rounds.inner_steps
 
 
 def _founders(ledger: Ledger) -> list[int]:

@@ -96,15 +96,16 @@ def allreduce(as_json: bool, **options: Any) -> None:
     """Let PEERS processes agree on the mean of their vectors, as in training; print how long it takes.
 
     In --host and --launch-prefix, {i} stands for the number of the peer, from 1; the coordinator has the number
-    after the last. OVERRIDES are key=value settings of the run, which is encrypted with security.tls=on only.
+    after the last. OVERRIDES are key=value settings of the run, which is encrypted with security.tls=on only, and
+    audited with security.audit=auto only.
     Times are seconds from the last peer's input to the last result; without --json, rates are of the fp32 vector.
 
     The exit code is 0 if every iteration was committed by all peers that lived, with equal digests.
     """
     demand("atoll bench allreduce", "numba")
     bench = AllreduceBench(**options)
-    check(bench)
-    history, folder = BenchHistory(), Path(tempfile.mkdtemp(prefix="atoll-bench-"))
+    history = BenchHistory(audit=check(bench).security.audit)
+    folder = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
     trouble: AtollError | None
     try:
         with _progress(len(bench.rounds)) as show:

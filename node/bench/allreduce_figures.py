@@ -67,6 +67,8 @@ class AllreduceFigures:
     shares: list[dict[str, float]]  # of the chunks that each peer owned, by node id
     rates: dict[str, tuple[float, float]]  # bytes a second up and down, as the last plan had them
     reduce_s: list[float]  # from the plan to the last seal, by the coordinator's clock
+    commit_s: list[float]  # from the last seal to the commit, which waits for audits, by the same clock
+    audit: str  # `security.audit`; 0: contributions were not signed, and nothing was audited
     attempts: list[int]
     tx_bytes_killed: list[int | None]  # of each survivor, in the iteration that a peer died in
     rx_bytes_killed: list[int | None]
@@ -107,6 +109,7 @@ class BenchHistory:
     killed: list[int] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)  # the coordinator's, of every round
     rel_err: float | None = None
+    audit: str = ""  # the run's `security.audit`
 
 
 def duration(timings: dict[int, RoundTiming]) -> float | None:
@@ -174,6 +177,8 @@ def summarise(bench: AllreduceBench, history: BenchHistory) -> AllreduceFigures:
         predictions=[record["predictions"] for record in records],
         shares=[record["shares"] for record in records],
         rates=records[-1]["rates"] if records else {},
+        commit_s=[record["seconds"]["commit"] for record in records],
+        audit=history.audit,
         attempts=[record["attempts"] for record in records],
         tx_bytes_killed=[timing.tx for timing in cut.values()],
         rx_bytes_killed=[timing.rx for timing in cut.values()],

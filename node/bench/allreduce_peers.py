@@ -231,7 +231,7 @@ def write_run(bench: AllreduceBench, folder: Path) -> Path:
             "reconnect": 1.0,
             "stall": 10 * bench.timeout,
         },
-        "security": {"tls": "off"},  # as what it is compared with
+        "security": {"tls": "off", "audit": "0", "own_models": True},  # as what it is compared with; no model
         "wandb": {"mode": "disabled"},
     }
     path = folder / "run.yaml"

@@ -63,6 +63,12 @@ class Checkpointer:
         in memory, stay. Blocks: for the thread that does the state's arithmetic."""
         return -1 if self._files is None else restoring.restore(self._outer, self._files, keep_newer)
 
+    def restore_before(self, round_: int) -> int:
+        """Bring the outer state back to the newest round before `round_` that the disk can; returns that round, or
+        -1 if the disk cannot: then the state is as it was, or where files are damaged nothing whole. Blocks: for
+        the thread that does the state's arithmetic."""
+        return -1 if self._files is None else restoring.restore_before(self._outer, self._files, round_)
+
     def record_round(self, round_: int, payloads: Sequence[U8], digests: Sequence[bytes]) -> None:
         """Write a committed round to the log: the sealed bytes, of a reduce or fetched, and their digests, one of
         each for every chunk of its fragment. Nothing but this reads or writes the payloads from now on."""

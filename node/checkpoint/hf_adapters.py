@@ -10,7 +10,8 @@ each adapter has a name of its own, `default`, which is in no file.
 import re
 from typing import Any
 
-from atoll.comm.config.hf import HUB, HfConfig
+from atoll.comm.config.hf import HfConfig
+from atoll.comm.config.model_source import HUB, hub_repository
 from atoll.comm.errors import ConfigError
 from atoll.node.checkpoint.snapshots import TensorShapes
 
@@ -34,13 +35,15 @@ def flat_names(layout: TensorShapes) -> TensorShapes:
 
 def adapter_config(hf: HfConfig, layout: TensorShapes) -> dict[str, Any]:
     """The content of adapter_config.json for a run's adapters, whose names and shapes in the flat vector are
-    `layout`. The base model that it names is the run's `hf.base`, as the hub calls it."""
+    `layout`. The base model that it names is the run's `hf.base`, as the hub calls it; none where that is a
+    folder: its path is nobody else's affair."""
+    base, revision = hub_repository(hf.base) if hf.base.startswith(HUB) else (None, None)
     modules = {_matched(name)["module"] for name, _ in layout}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": hf.base.removeprefix(HUB).partition("@")[0],
-        "revision": hf.base.partition("@")[2] or None if hf.base.startswith(HUB) else None,
+        "base_model_name_or_path": base,
+        "revision": revision,
         "r": hf.lora.rank,
         "lora_alpha": hf.lora.alpha,
         "lora_dropout": hf.lora.dropout,

@@ -32,6 +32,14 @@ MODULES = {  # of a block
 SPARE_HEAD, SPARE_SUFFIX = "lm_head.weight", ".rotary_emb.inv_freq"
 
 
+def config_beside(weights: str) -> str:
+    """The name of the file beside a file of weights that says what model they are of: config.json for
+    model.safetensors and for shards, as transformers looks for it; X.config.json for X.safetensors, so that
+    several exports can be in one folder."""
+    stem = weights.removesuffix(".safetensors")
+    return "config.json" if stem in ("model", weights) else f"{stem}.config.json"
+
+
 def to_hf_names(layout: TensorShapes, model: ModelConfig) -> TensorShapes:
     """Rename the run's own model's tensors to Hugging Face's; their order and shapes stay. Raises `ConfigError` if
     they are not the tensors of `model`."""

@@ -7,6 +7,7 @@ vectors.
     any other .safetensors file,         weights alone, under the parameters' own names, as `atoll export` writes
     or a folder with model.safetensors,  them, or under Hugging Face's; fp32, fp16 or bf16
     or with shards and their index
+    a folder of peft's                   LoRA adapters, of a run that trains these (`hf_beginning`)
 
 at a path, or at any URL that fsspec knows, such as hf://org/name. The first node to join does it, and all others
 fetch what it has made of it, by its digest. Nothing is trusted: a header's numbers are checked before memory is
@@ -28,12 +29,14 @@ from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.engine import Engine
+from atoll.comm.config.hf import HfConfig
 from atoll.comm.config.hf_config import CONFIG, read_model
 from atoll.comm.config.model import ModelConfig, differences
+from atoll.comm.config.model_source import HUB, MAX_CONFIG_SIZE
 from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
-from atoll.node.checkpoint import hf_layout, snapshots
+from atoll.node.checkpoint import hf_adapters, hf_beginning, hf_layout, snapshots
 from atoll.node.checkpoint.remote_store import (
     ANCHOR,
     MANIFEST,
@@ -47,9 +50,8 @@ from atoll.node.checkpoint.remote_store import (
 from atoll.node.checkpoint.snapshots import TensorShapes
 from atoll.node.checkpoint.weights_file import Unusable, WeightsFile, shard_names
 
-INDEX = "model.safetensors.index.json"
-MAX_CONFIG_SIZE, MAX_INDEX_SIZE = 1 << 20, 64 << 20  # bytes
-HUB = "hf://"
+INDEX, ADAPTERS = "model.safetensors.index.json", f"{hf_adapters.STEM}.safetensors"
+MAX_INDEX_SIZE = 64 << 20  # bytes
 F32 = NDArray[np.float32]
 
 
@@ -71,6 +73,8 @@ class InitialStateLoader:
     momentum: F32  # (n_params,)
     progress: Callable[[float], None] = lambda share: None  # told how much is done, 0 to 1
     files: bool = True  # they may be this machine's own
+    private: bool = True  # or at a server in a private network
+    hf: HfConfig | None = None  # the run's model, where transformers builds it
 
     def load(self, url: str, with_momentum: bool) -> InitialState:
         """Read the state at `url` into the vectors; `with_momentum`: its momentum, too, where it has one. Raises
@@ -90,7 +94,7 @@ class InitialStateLoader:
             ) from None
 
     def _load(self, url: str, with_momentum: bool) -> InitialState:
-        store = RemoteStore(url, self.files)
+        store = RemoteStore(url, self.files, self.private)
         if url.endswith(".safetensors"):
             if store.fs.protocol in ("file", ("file", "local")):
                 if (other := snapshots.other_format(Path(store.path))) is not None:
@@ -102,9 +106,10 @@ class InitialStateLoader:
             store.fs.ls(store.path)  # raises where there is none, or none for this machine
         if (folder := checkpoint_in(store)) is not None:
             return self._checkpoint(store, folder, with_momentum)
-        found = [name for name in (ANCHOR, INDEX) if store.fs.exists(f"{store.path}/{name}")]
+        names = (ANCHOR, INDEX, *([ADAPTERS] if self.hf is not None else []))
+        found = [name for name in names if store.fs.exists(f"{store.path}/{name}")]
         if not found:
-            raise Unusable(f"neither {MANIFEST}, nor {PREFIX}* folders, nor {ANCHOR}, nor {INDEX} are there")
+            raise Unusable(f"neither {MANIFEST}, nor {PREFIX}* folders, nor {', nor '.join(names)} are there")
         return self._weights(store, store.path, f"{store.path}/{found[0]}")
 
     def _checkpoint(self, store: RemoteStore, folder: str, with_momentum: bool) -> InitialState:
@@ -151,7 +156,9 @@ class InitialStateLoader:
             except Unusable as error:
                 raise Unusable(f"{path} is no index: {error}") from None
         files = [WeightsFile.opened(store.fs, one) for one in paths]
-        config = f"{folder}/{CONFIG}"
+        if self.hf is not None:
+            self._compare_hf(store, folder, path, files, self.hf)
+        config = _config_of(store, folder, path)
         described = self.model is None or store.fs.exists(config)
         if self.model is not None and described:
             self._compare_config(_text(store, config, MAX_CONFIG_SIZE), config, folder)
@@ -162,6 +169,22 @@ class InitialStateLoader:
             )
         self._read(store, files, self.anchor, None)
         return InitialState(f"the weights in {path}", False)
+
+    def _compare_hf(
+        self, store: RemoteStore, folder: str, path: str, files: list[WeightsFile], hf: HfConfig
+    ) -> None:
+        """Refuse weights whose config beside them is of another model than the run's, of transformers'."""
+        adapters = any(hf_beginning.are_adapters(file.tensors) for file in files)
+        if adapters != bool(hf.lora.rank):
+            return  # which the names of its tensors say
+        config = f"{folder}/{hf_adapters.CONFIG}" if adapters else _config_of(store, folder, path)
+        if store.fs.exists(config):
+            check = hf_beginning.check_adapters if adapters else hf_beginning.check_model
+            check(_text(store, config, MAX_CONFIG_SIZE), config, hf)
+        elif adapters:
+            raise Unusable(
+                f"without {hf_adapters.CONFIG} beside them nothing says what adapters add: put it there"
+            )
 
     def _compare_config(self, text: bytes, path: str, folder: str) -> None:
         """Refuse weights whose config.json, Hugging Face's or that of `atoll export`, is of another model."""
@@ -250,6 +273,10 @@ class InitialStateLoader:
     def _named(self, found: dict[str, tuple[int, ...]]) -> dict[str, str]:
         """The parameter that each tensor is; some that Hugging Face's files have need not be any."""
         wanted = dict(self.layout)
+        if self.hf is not None:
+            names = hf_beginning.run_names(found, wanted, self.hf)
+            self._compare_tensors({name: found[theirs] for theirs, name in names.items()}, wanted)
+            return names
         if self.model is not None and any(map(is_hf_name, found)):
             theirs = dict(hf_layout.to_hf_names(self.layout, self.model))
             spare = {name for name in found.keys() - theirs.keys() if hf_layout.is_spare(name, self.model)}
@@ -277,6 +304,12 @@ class InitialStateLoader:
     def _check_finite(self, values: F32, where: str) -> None:
         if not np.isfinite(values).all():
             raise Unusable(f"{where} holds NaN or infinity")
+
+
+def _config_of(store: RemoteStore, folder: str, path: str) -> str:
+    """The config beside weights: that of a file's own name, as `atoll export` writes it, else config.json."""
+    own = f"{folder}/{hf_layout.config_beside(path.rpartition('/')[2])}"
+    return own if path.endswith(".safetensors") and store.fs.exists(own) else f"{folder}/{CONFIG}"
 
 
 def checkpoint_in(store: RemoteStore) -> str | None:

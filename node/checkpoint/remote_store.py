@@ -23,9 +23,12 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
+from atoll.comm.config.rules import SERVER_SCHEMES
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import DIGEST_SIZE, digest, root
 from atoll.comm.errors import ResourceError
 from atoll.comm.files import atomic_write, sync, write_all
+from atoll.node.checkpoint.guarded_web import web_options
 from atoll.node.checkpoint.snapshots import OtherFormat, TensorShapes, safetensors_header
 
 FORMAT = "atoll checkpoint 2"
@@ -91,9 +94,10 @@ class StatePiece(NamedTuple):
 class RemoteStore:
     """The folder of one run, or of one checkpoint to read."""
 
-    def __init__(self, url: str, files: bool = True) -> None:
-        """`files`: it may be in this machine's own. Raises `ResourceError` where this machine lacks what the URL
-        needs, or does not allow it."""
+    def __init__(self, url: str, files: bool = True, private: bool = True) -> None:
+        """`files`: it may be in this machine's own, or at any URL that fsspec knows; else at one of
+        `SERVER_SCHEMES`, and `private` says whether at a web server in a private network. Raises `ResourceError`
+        where this machine lacks what the URL needs, or does not allow it."""
         from fsspec.core import url_to_fs  # 14 MB, which most nodes never need
         from fsspec.implementations.local import LocalFileSystem
 
@@ -102,8 +106,15 @@ class RemoteStore:
                 f"{url} is one URL within another, which may lead to this machine's own files: a run may use such "
                 "ones only where the node has files=true"
             )
+        scheme, separator, _ = url.partition("://")
+        if not files and separator and scheme not in (*SERVER_SCHEMES, "file", "local"):
+            raise ResourceError(
+                f"a run may have a node ask {', '.join(SERVER_SCHEMES)}, and {scheme}:// only where the node has "
+                "files=true"
+            )
+        guarded = not files and scheme in ("http", "https")
         try:
-            self.fs, path = url_to_fs(url)
+            self.fs, path = url_to_fs(url, **web_options(private) if guarded else {})
         except (ImportError, ValueError) as error:
             raise ResourceError(f"{url} cannot be used: {error}") from None
         self._local = isinstance(self.fs, LocalFileSystem)
@@ -126,7 +137,7 @@ class RemoteStore:
         path = self._at(manifest)
         try:
             msgspec.json.decode(self.fs.cat_file(path) if self.fs.size(path) <= MAX_MANIFEST_SIZE else b"")
-        except (msgspec.DecodeError, FileNotFoundError):  # or it goes just now
+        except (*DECODE_ERRORS, FileNotFoundError):  # or it goes just now
             return False
         return True
 
@@ -206,12 +217,20 @@ class RemoteStore:
         if (size := self.fs.size(path)) > MAX_MANIFEST_SIZE:
             raise ValueError(f"{MANIFEST} of {size} bytes")
         data = self.fs.cat_file(path)
-        if (found := msgspec.json.decode(data, type=_ManifestFormat).format) != FORMAT:
-            raise OtherFormat(found, FORMAT)
-        return msgspec.json.decode(data, type=CheckpointManifest)
+        return _decoded(data)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self.path, *parts))
+
+
+def _decoded(data: bytes) -> CheckpointManifest:
+    """Raises `ValueError`, as `RemoteStore.manifest` does."""
+    try:
+        if (found := msgspec.json.decode(data, type=_ManifestFormat).format) != FORMAT:
+            raise OtherFormat(found, FORMAT)
+        return msgspec.json.decode(data, type=CheckpointManifest)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 class _File:

@@ -28,6 +28,23 @@ def restore(outer: OuterState, files: CheckpointFiles, keep_newer: bool) -> int:
     return outer.round
 
 
+def restore_before(outer: OuterState, files: CheckpointFiles, round_: int) -> int:
+    """Bring `outer` back to the newest round before `round_` that a snapshot and the log have; returns that round.
+    -1: no snapshot is of before it, and nothing was touched; or files are damaged, and no state is whole."""
+    for snapshot in files.snapshots.newest_first:
+        if max(snapshot.at) >= round_:
+            continue
+        outer.clear()
+        for c in range(outer.chunks.count):
+            if (data := files.snapshots.read(snapshot, c)) is not None:
+                outer.replace_chunk(c, snapshot.at[c], data)
+        last = min(outer.chunk_rounds)
+        while 0 <= last < round_ - 1 and _replay_round(outer, files, last + 1):
+            last += 1
+        return outer.round
+    return -1
+
+
 def _load_chunk(outer: OuterState, files: CheckpointFiles, c: int, durable: int) -> None:
     # A snapshot may have the chunk as of a round that did not reach the log: then from one before it.
     for snapshot in sorted(files.snapshots.newest_first, key=lambda s: s.at[c] > durable):

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.comm.config.run import RunConfig
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.files import Room, atomic_write, room, write_all
 
 
@@ -37,5 +38,5 @@ def read(folder: Path) -> RunManifest | None:
     """The manifest of the run in `folder`; None: there is none, or it is damaged."""
     try:
         return msgspec.json.decode(path_of(folder).read_bytes(), type=RunManifest)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DECODE_ERRORS):
         return None

@@ -74,6 +74,8 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
         raise ConfigError(
             f"{state_dir} is a coordinator's, which never has the model: give the state directory of a node"
         )
+    if not any((state_dir / name).exists() for name in ("outer", "lock", "node.yaml")):
+        raise ConfigError(f"{state_dir} is no node's state directory: give one, such as ~/.atoll/node")
     paths = sorted(state_dir.glob(f"outer/*/{snapshots.PREFIX}*{snapshots.SUFFIX}"))
     folders = sorted({path.parent for path in paths})
     if not folders:

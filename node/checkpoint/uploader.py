@@ -56,6 +56,7 @@ class Uploader:
     checkpoint: CheckpointConfig
     allow: Callable[[int], Awaitable[None]]  # returns when so many bytes may be sent
     files: bool = True  # the store may be among this machine's own
+    private: bool = True  # or at a server in a private network
     turn: int = 0  # as the coordinator says; 0: others send
     trouble: str = ""  # why the last try failed
     newest: int = -1  # round of the newest checkpoint that this node has sent
@@ -161,7 +162,9 @@ class Uploader:
         saved = saved_run.open_run(self.folder)
         if saved is None or not saved.rounds:
             return
-        store = RemoteStore(folder_of(self.checkpoint.remote, saved.manifest.run.name, saved.run_id), self.files)
+        store = RemoteStore(
+            folder_of(self.checkpoint.remote, saved.manifest.run.name, saved.run_id), self.files, self.private
+        )
         there = max(store.rounds(), default=0)
         if saved.rounds[0] - there < self.turn * self.checkpoint.remote_every * saved.chunks.fragment_count:
             return

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import TypeVar
 
@@ -24,12 +24,15 @@ from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.proto.join_proof import prove_join
 from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
 from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
 from atoll.node.control.freshness import StreamFreshness, ViewVersion
 from atoll.node.control.outbox import ReportOutbox, ReportQueue, SessionLost
+from atoll.node.control.roster import Roster
 
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
@@ -60,6 +63,7 @@ class NodeIdentity:
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
     pin: Pin = NO_PIN  # of the certificate that the data plane shows
+    key: PrivateKey = field(default_factory=PrivateKey.generate)  # the node's, for its life
 
 
 class ControlClient:
@@ -71,6 +75,7 @@ class ControlClient:
         self._channel: grpc.aio.Channel | None = None  # opened by the first join
         self._stub: rpc.CoordinatorAsyncStub
         self._outbox, self._freshness = ReportOutbox(), StreamFreshness()
+        self.roster = Roster()
         self._posted = {queue.kind: asyncio.Event() for queue in self._outbox.queues}
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
         self._away_since: float | None = None  # seconds; when the coordinator stopped answering
@@ -93,6 +98,7 @@ class ControlClient:
             role=identity.role,
             pin=identity.pin,
         )
+        prove_join(request, identity.key)
         reply = await self._retry(lambda: self._ask_to_join(request), patience)
         self.session = reply.session
         self._outbox.begin_session(reply.session)
@@ -123,11 +129,15 @@ class ControlClient:
     async def _views(self) -> AsyncIterator[pb.View]:
         """The views of one stream; ends when it breaks."""
         self._freshness.open_stream()
+        self.roster.open_stream()
         call = self._stream = self._stub.Watch(pb.WatchRequest(session=self.session), wait_for_ready=True)
         try:
             async for view in call:
                 self._note_answer()
                 unpack_plan(view)
+                if self.roster.read(view) is None:
+                    log.warning("the stream of views lacks a part of the members: it is opened again")
+                    return
                 yield view
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:

@@ -6,8 +6,8 @@ be sent now. Pure: told the time, in seconds of any clock that does not go back.
 A report leaves when the one before it in its queue was acknowledged, and is in flight until it is acknowledged
 itself, however often it must be said; a new session drops all of them, as nobody would take them any more. A peer
 that is lost again and again waits to be reported once: else the node's state would have a long queue before it
-when the coordinator was away for long. Seals, completed reduces and reached steps have a queue of their own
-each, so that nothing else waits for their acknowledgements. `ControlClient` sends what is here.
+when the coordinator was away for long. Seals, completed reduces, reached steps and audits have a queue of their
+own each, so that nothing else waits for their acknowledgements. `ControlClient` sends what is here.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from math import inf
 from atoll.comm.proto import atoll_pb2 as pb
 
 BATCH_SECONDS = 0.1  # seconds for which a report waits when more of its kind are to follow
-KINDS_APART = ("chunks_sealed", "reduce_complete", "steps_reached")  # with a queue of their own
+KINDS_APART = ("chunks_sealed", "reduce_complete", "steps_reached", "audit_reported")  # with a queue of their own
 
 
 class SessionLost(Exception):
@@ -37,7 +37,7 @@ class ReportQueue:
         of a peer that still waits to be reported is not added again."""
         last = self._waiting[-1][1] if self._waiting else None
         if last is not None and report.HasField("chunks_sealed") and report.fence == last.fence:
-            last.chunks_sealed.seals.extend(report.chunks_sealed.seals)
+            last.chunks_sealed.MergeFrom(report.chunks_sealed)
         elif not any(_same_loss(report, waiting) for _, waiting in self._waiting):
             self._waiting.append((now, report))
         self._more = more

@@ -4,15 +4,19 @@ Each report carries the fence of what it speaks of: the plan's, or the newest vi
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
+from atoll.comm.allreduce.auditor import AuditFinding
 from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.bitmap import bitmap, places
-from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, PublicKey, Round
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 
 log = logging.getLogger("atoll.node")
+# Likeness (cosine, ratio of norms) of the contributor's delta to its work: first its replay, then others' deltas
+ReplayFinding = Sequence[tuple[float, float]]
 
 
 class ReportSender(Protocol):
@@ -37,8 +41,9 @@ class Reports:
         self.control.report(pb.ReportRequest(fence=self._now(), layout_reported=layout))
 
     def state(self, round_: int, digest: bytes) -> None:
-        """Report that the node holds the state of the round that has this digest."""
-        report = pb.StateReported(round=round_, digest=digest)
+        """Report that the node holds the state of the round that has this digest; empty: that it was to make
+        state 0, and cannot."""
+        report = pb.StateReported(round=round_, digest=digest, unable=not digest)
         self.control.report(pb.ReportRequest(fence=self._now(), state_reported=report))
 
     def repaired(self, round_: int, chunks: int, whole: bool, disk: bool = False) -> None:
@@ -75,9 +80,13 @@ class Reports:
 
     def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
         """Report that the node sealed a chunk; `more`: others follow soon."""
-        entry = pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
-        report = pb.ChunksSealed(seals=[entry])
+        report = pb.ChunksSealed(seals=[_entry(plan, seal)])
         self.control.report(pb.ReportRequest(fence=_fence(plan, seal.since), chunks_sealed=report), more)
+
+    def summed(self, plan: Plan, sum_: SealReport, more: bool) -> None:
+        """Report that the node, as its region's relay, averaged a chunk; `more`: other reports follow soon."""
+        report = pb.ChunksSealed(sums=[_entry(plan, sum_)])
+        self.control.report(pb.ReportRequest(fence=_fence(plan, sum_.since), chunks_sealed=report), more)
 
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
         """Report that the connection to a member broke, or that it does not do its part."""
@@ -97,6 +106,30 @@ class Reports:
         report = pb.ChunksMissing(chunks=bitmap(chunks, len(plan.owners)))
         self.control.report(pb.ReportRequest(fence=_fence(plan), chunks_missing=report))
 
+    def audited(self, plan: Plan, found: AuditFinding) -> None:
+        """Report what an audit of a sealed chunk found."""
+        report = pb.AuditReported(
+            chunk=found.chunk,
+            digest=found.digest,
+            receipts=found.receipts,
+            silent=found.silent,
+            shown=found.shown,
+            relay=0 if found.relay is None else found.relay + 1,
+        )
+        self.control.report(pb.ReportRequest(fence=_fence(plan, found.since), audit_reported=report))
+
+    def replay_shown(self, round_: int, node: NodeId, shown: bool) -> None:
+        """Report that chunks of what the contributor `node` brought to the round are here, or that it did not show
+        them."""
+        report = pb.ReplayReported(node_id=node, shown=shown)
+        self.control.report(pb.ReportRequest(fence=self._now(round_), replay_reported=report))
+
+    def replayed(self, round_: int, node: NodeId, found: ReplayFinding) -> None:
+        """Report how the work of the contributor `node` compares with its replay."""
+        work, *others = (pb.Likeness(cosine=cosine, ratio=ratio) for cosine, ratio in found)
+        report = pb.ReplayReported(node_id=node, shown=True, work=work, others=others)
+        self.control.report(pb.ReportRequest(fence=self._now(round_), replay_reported=report))
+
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         """Report nothing: only a member that contributes holds sealed chunks."""
 
@@ -107,6 +140,18 @@ class Reports:
         """The newest view's; 0: of no round."""
         incarnation, epoch = (0, 0) if self.view is None else (self.view.incarnation, self.view.epoch)
         return pb.Fence(incarnation=incarnation, epoch=epoch, round=round_)
+
+
+def _entry(plan: Plan, seal: SealReport) -> pb.Seal:
+    inputs = bitmap(seal.inputs, len(plan.members))
+    return pb.Seal(
+        chunk=seal.chunk,
+        digest=seal.digest,
+        inputs=inputs,
+        norms=seal.norms,
+        dots=seal.dots,
+        reference=seal.reference,
+    )
 
 
 def _fence(plan: Plan, attempt: int | None = None) -> pb.Fence:
@@ -124,7 +169,18 @@ def plan_of(wire: pb.Plan) -> Plan:
         Round(wire.round),
         wire.attempt,
         tuple(
-            PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf, m.down, Pin(m.pin), m.scale, m.norm)
+            PlanMember(
+                NodeId(m.node_id),
+                m.address,
+                m.weight,
+                m.gone,
+                m.leaf,
+                m.down,
+                Pin(m.pin),
+                m.scale,
+                m.norm,
+                PublicKey(m.key),
+            )
             for m in wire.members
         ),
         tuple(wire.owners),
@@ -134,4 +190,6 @@ def plan_of(wire: pb.Plan) -> Plan:
         tuple(tuple(wire.relays[i : i + chunks]) for i in range(0, len(wire.relays), chunks or 1)),
         frozenset(places(wire.layered)),
         wire.length,
+        wire.salt,
+        frozenset(map(NodeId, wire.verifiers)),
     )

@@ -13,6 +13,7 @@ from atoll.comm.errors import Refused, ResourceError, Unreachable
 
 NAME = "daemon.sock"
 TIMEOUT = 5.0  # seconds
+MAX_ANSWER_BYTES = 16 << 20
 
 
 @contextlib.asynccontextmanager
@@ -33,8 +34,8 @@ async def serve(
                 said = {"ok": False, "error": f"unknown request {verb!r}"}
             writer.write(json.dumps(said).encode() + b"\n")
             await writer.drain()
-        except (TimeoutError, ConnectionError, UnicodeDecodeError):
-            pass  # whoever asked is gone, or is not one of ours
+        except (TimeoutError, ConnectionError, ValueError):
+            pass  # whoever asked is gone, or is not one of ours: no UTF-8, or a line without an end
         finally:
             writer.close()
 
@@ -76,14 +77,15 @@ def ask(state_dir: Path, verb: str) -> dict[str, Any]:
         try:
             connection.connect(_short(state_dir / NAME))
             connection.sendall(verb.encode() + b"\n")
-            said = json.loads(connection.makefile("rb").readline())
-        except (OSError, ValueError) as error:
+            said = json.loads(connection.makefile("rb").readline(MAX_ANSWER_BYTES))
+            if not isinstance(said, dict) or "ok" not in said:
+                raise ValueError("what it says is no answer")
+        except (OSError, ValueError, RecursionError) as error:
             raise Unreachable(
                 f"no daemon answers in {state_dir} ({error}): is it running, is --state-dir right?"
             ) from None
     if not said.pop("ok"):
-        raise Refused(str(said["error"]))
-    assert isinstance(said, dict)
+        raise Refused(str(said.get("error", "")))
     return said
 
 

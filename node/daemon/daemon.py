@@ -21,26 +21,26 @@ from msgspec.structs import replace
 
 from atoll.comm.codecs.factory import codec_of
 from atoll.comm.codecs.warm_up import warm_up_in_thread
+from atoll.comm.config.beginning import beginning
 from atoll.comm.config.engine import Engine
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
-from atoll.comm.ids import NodeId, Pin
-from atoll.comm.invite import Invite, split_host_port
+from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
+from atoll.node.daemon.audits import offers
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
-from atoll.node.data.network import is_local_host
 from atoll.node.data.source import check_source
 from atoll.node.devices import gpus, resolve
 from atoll.node.engine_check import check_engine
 from atoll.node.outer.method import outer_schedule
-from atoll.node.preflight import check_compiler, check_device, check_memory, check_network
+from atoll.node.preflight import beginning_out_of_reach, check_compiler, check_device, check_memory, check_network
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
 from atoll.node.state_machine.state import Ahead, At, State, Training
@@ -118,7 +118,7 @@ class Daemon:
         try:
             async with opened as self._member:
                 try:
-                    self._heartbeat = (await self._member.join()).heartbeat
+                    self._heartbeat = (await self._member.join(self._options.role)).heartbeat
                     self._state = State(stall=self._member.run.members.stall)
                     self._check()
                     self._supervisor = self._make_supervisor()
@@ -136,6 +136,8 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_network(self._config)
+        if sentence := beginning_out_of_reach(run, self._config):
+            log.warning(sentence)
         outer_schedule(run)  # raises where the run's is of a package that is not here
         if (
             self._options.command
@@ -158,7 +160,7 @@ class Daemon:
         cache.mkdir(parents=True, exist_ok=True)
         moments = self._options.state_dir / "inner" / self._member.mark.hex() if self._config.durable else ""
         command = self._options.command
-        lan = is_local_host(split_host_port(self._invite.address, "the join URL")[0])
+        lan = self._member.private_addresses
         spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments), command, lan)
         return TrainerSupervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
 
@@ -180,13 +182,15 @@ class Daemon:
 
     async def _watch(self) -> None:
         draining = False
-        async for view in self._member.control.watch():
+        if self._loop is not None:
+            self._loop.audits.stop()  # it may be in a new session
+        async for view in self._member.views():
             if view.draining and not draining:
                 log.info("the coordinator stops for a while: training goes on until it is back")
             draining = view.draining
             if self._loop is not None:
                 self._loop.follow(view)
-            self._member.plane.offering.offer_to([(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.serve])
+            self._member.plane.offering.offer_to(offers(view))
             self._events.put_nowait(ev.ViewArrived(view))
 
     async def _heartbeats(self) -> None:
@@ -234,14 +238,16 @@ class Daemon:
         self._member.reports.view = self._state.view
         for effect in effects:
             self._act(effect)
+        if self._loop is not None:
+            self._loop.replays.follow(self._state)
         if self._state.phase != before:
             self._beat.set()
 
     def _act(self, effect: ef.Effect) -> None:
         reports = self._member.reports
         match effect:
-            case ef.OrderInitialisation():
-                self._initialise()
+            case ef.OrderInitialisation(witness):
+                self._initialise(witness)
             case ef.OrderTraining():
                 self._train(effect)
             case ef.OrderEvaluation(round_):
@@ -267,8 +273,8 @@ class Daemon:
                 self._spawn(self._outer_loop.apply(view))
             case ef.Recover():
                 self._spawn(self._outer_loop.recover(effect))
-            case ef.FallBack():
-                self._spawn(self._outer_loop.fall_back())
+            case ef.FallBack(before):
+                self._spawn(self._outer_loop.fall_back(before))
             case ef.Renumber(view):
                 self._spawn(self._outer_loop.renumber(view))
             case ef.ReportLayout(layout):
@@ -289,13 +295,14 @@ class Daemon:
             case _:
                 assert_never(effect)
 
-    def _initialise(self) -> None:
+    def _initialise(self, witness: bool) -> None:
         self._pulse.at = time.monotonic()
         if not self._member.run.init_from:
-            log.info("first member: initialises the model")
+            who = "as another member does" if witness else "first member"
+            log.info(f"{who}: the run {beginning(self._member.run)}")
             self._supervisor.send(Initialise(self._member.run.seed))
         elif self._loading is None or self._loading.done():  # else the trainer died meanwhile
-            self._loading = self._spawn(self._load())
+            self._loading = self._spawn(self._load(witness))
 
     def _train(self, effect: ef.OrderTraining) -> None:
         order, carried = effect.view.train, effect.carried
@@ -412,8 +419,8 @@ class Daemon:
         await outer_loop.restore()
         self._restored.set()
 
-    async def _load(self) -> None:
-        """Make state 0 of what the run's config says."""
+    async def _load(self, witness: bool) -> None:
+        """Make state 0 of what the run's config says; a `witness` that cannot leaves it to others."""
 
         def progress(share: float) -> None:
             self._pulse = Pulse(time.monotonic(), Progress(0, int(100 * share), 0.0))
@@ -421,7 +428,10 @@ class Daemon:
         try:
             await self._outer_loop.load_initial(progress)
         except AtollError as error:
-            await self._leave_with(error)  # it is another's turn
+            if not witness:
+                await self._leave_with(error)  # it is another's turn
+            log.warning(f"cannot make the run's state 0 to compare it with another member's: {error}")
+            self._events.put_nowait(ev.MoveFailed(-1))
 
     async def _leave_with(self, error: AtollError) -> None:
         """Good-bye first: a script may take long to end, and the coordinator would miss the node meanwhile."""
@@ -474,6 +484,7 @@ class Daemon:
             "recovery": how_far(outer_loop.recovering) if outer_loop is not None else None,
             "recovery_trouble": outer_loop.stranded if outer_loop is not None else "",
             "coordinator_away_s": self._member.control.away,
+            "penalty": self._member.penalty,
             "run_phase": view.phase if view is not None else "",
             "run_reason": view.reason if view is not None else "",
             "bytes_up": self._member.plane.bytes_up,

@@ -20,7 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.comm.allreduce.auditor import Auditor
+from atoll.comm.allreduce.delta_samples import DeltaSamples
 from atoll.comm.codecs.factory import make_codec
+from atoll.comm.config.engine import Engine
 from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
@@ -31,6 +34,8 @@ from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.uploader import Uploader
 from atoll.node.control.reports import Reports, plan_of
+from atoll.node.daemon.audits import Audits
+from atoll.node.daemon.replays import Replays
 from atoll.node.daemon.round import RoundParticipation
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_server import StateServer
@@ -77,6 +82,8 @@ class OuterLoop:
         sealing, schedule = seal_format(self._run, *fragments), outer_schedule(self._run)
         staleness = staleness_tracker(self._run.outer, chunks.fragment_count)
         self.outer = OuterState(vectors, chunks, sealing, schedule, staleness, left_out_adoption(self._run.outer))
+        if self._run.security.outliers and self._run.outer.clip:
+            self.outer.samples = DeltaSamples(self.codec, chunks)
         place = self._place(chunks.fragment_count)
         self.durable = Checkpointer(self.outer, member.plane.peers.buffers.give, place)
         self._server = server
@@ -97,7 +104,14 @@ class OuterLoop:
             self.compute,
             spawn,
             self._emit_unusable,
+            None if self._run.security.audits == 0 else member.signer,
         )
+
+        def auditor(plan: Plan) -> Auditor:
+            return self.participation.auditor(plan, member.me)
+
+        self.audits = Audits(member.reports, spawn, auditor)
+        self.replays = Replays(member.reports, self.outer, self.codec, self.compute, spawn, auditor)
         self._unwritten = False  # the state came from an earlier daemon's memory, and its disk had an older one
         self.stranded, self._pause = "", SHORTEST_PAUSE  # why it cannot recover, and seconds until it tries again
         self.recovering: RecoveryProgress | None = None  # how far that is, while it is under way
@@ -165,13 +179,17 @@ class OuterLoop:
     def _begin_uploads(self, place: CheckpointLocation) -> Uploader:
         """For when it is this node's turn."""
         spare = self._member.plane.peers.spare.take
-        uploads = Uploader(place.folder, self._run.checkpoint, spare, self._config.files)
+        uploads = Uploader(
+            place.folder, self._run.checkpoint, spare, self._config.files, self._member.private_addresses
+        )
         self.durable.on_snapshot(uploads.snapshot_taken)
         self._spawn(uploads.run())
         return uploads
 
     def follow(self, view: pb.View) -> None:
-        """Do what the view asks of this node's disk: take snapshots or not, send checkpoints or not."""
+        """Do what the view asks of this node beside the round's steps: audit sealed chunks; of its disk, take
+        snapshots or not, send checkpoints or not."""
+        self.audits.follow(view)
         self.durable.take_snapshots(view.keeps)
         if self._unwritten and view.committed == self.outer.round:
             self._unwritten = False
@@ -202,13 +220,20 @@ class OuterLoop:
             log.info(f"the state of round {round_} is {where}: loaded in {took:.1f} s")
             self._emit(ev.StateMoved(round_, digest_))
 
-    async def fall_back(self) -> None:
-        """Take the state that the disk brings back, though newer chunks are here: nobody has their others now."""
-        round_ = await self.compute(self.durable.restore) if self.durable.durable_round >= 0 else -1
+    async def fall_back(self, before: int = 0) -> None:
+        """Take the state that the disk brings back, though newer chunks are here: nobody has their others now, or
+        nobody can tell whether they are right, and a state from `before` that round is wanted."""
+        if before:
+            self.participation.stop()
+            self.participation.forget()
+            await self.durable.wait_idle()
+            round_ = await self.compute(partial(self.durable.restore_before, before))
+        else:
+            round_ = await self.compute(self.durable.restore) if self.durable.durable_round >= 0 else -1
         if round_ < 0:
             self._emit(ev.MoveFailed(self.outer.round))
             return
-        log.info(f"nobody has the newest state any more: goes back to that of round {round_}, on this node's disk")
+        log.info(f"the newest state cannot be had: goes back to that of round {round_}, on this node's disk")
         self._emit(ev.StateMoved(round_, await self._settle()))
 
     async def load_initial(self, progress: Callable[[float], None]) -> None:
@@ -218,7 +243,10 @@ class OuterLoop:
         builtin = self._run.decoder and not (config.model or self._member.options.command)
         model = self._run.model if builtin else None
         anchor, momentum = outer.vectors.anchor, outer.vectors.momentum
-        loading = InitialStateLoader(self.hello.layout, model, anchor, momentum, progress, config.files)
+        of_hf = self._run.engine is Engine.HF and not self._member.options.command
+        hf = self._run.hf if of_hf else None
+        may_be = config.files, self._member.private_addresses
+        loading = InitialStateLoader(self.hello.layout, model, anchor, momentum, progress, *may_be, hf)
         outer.clear()
         begun = await self.compute(lambda: loading.load(url, self._run.init_momentum))
         log.info(f"state 0 is {begun.what}")
@@ -428,6 +456,7 @@ class ReduceReports(Reports):
         """`emit` hands the machine an event."""
         super().__init__(member.reports.control)
         self._outer_loop, self._peers, self._emit = outer_loop, member.plane.peers, emit
+        self._member = member
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         self.orphans_found(plan, here)
@@ -447,4 +476,7 @@ class ReduceReports(Reports):
         )
         for node, seconds in peers.round_trips().items():
             complete.round_trips.add(node_id=node, seconds=seconds)
+        members = [member.node for member in plan.members]
+        for node, (up, down) in peers.seen_rates(members, self._member.me).items():
+            complete.seen.add(node_id=node, up=up, down=down)
         self.reduce_complete(plan, complete)

@@ -8,6 +8,7 @@ import logging
 
 import psutil
 
+from atoll.comm.allreduce.auditor import Auditor
 from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
@@ -22,6 +23,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
 from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
+from atoll.node.daemon.audits import Audits
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.outer.method import seal_format
@@ -91,7 +93,14 @@ class Reducer:
             self._follow(*self._waiting_plan)
 
     async def _watch(self) -> None:
-        async for view in self._member.control.watch():
+        audits = Audits(self._member.reports, asyncio.create_task, self._auditor)
+        try:
+            await self._follow_views(audits)
+        finally:
+            audits.stop()
+
+    async def _follow_views(self, audits: Audits) -> None:
+        async for view in self._member.views():
             if view.finished:
                 self._finished = True
                 self._over.set()
@@ -99,6 +108,7 @@ class Reducer:
             if self._waiting_plan is not None:
                 if self._compiled:
                     self._follow(*self._waiting_plan)
+                    audits.follow(view)
             elif self._reduction is not None and self._reduction.round <= view.committed:
                 self._stop()
 
@@ -113,12 +123,20 @@ class Reducer:
             codec, sealing = codec_of(run), seal_format(run)
             chunks = Chunks(numel, run.reduce.chunk)
             self._reduction = Reduction(
-                self._member.plane.peers, self._member.me, None, codec, chunks, plan, self._member.reports, sealing
+                *(self._member.plane.peers, self._member.me, None, codec, chunks, plan, self._member.reports),
+                sealing,
+                signer=self._member.signer,
             )
             self._task = asyncio.create_task(self._reduce(self._reduction))
             self._reduced += 1
         except (AtollError, ValueError) as error:
             log.warning(f"round {plan.round}: {error}")
+
+    def _auditor(self, plan: Plan) -> Auditor:
+        assert self._waiting_plan is not None  # of the view that names this node
+        run, (_, numel) = self._member.run, self._waiting_plan
+        chunks = Chunks(numel, run.reduce.chunk)
+        return Auditor(self._member.plane, self._member.me, codec_of(run), chunks, seal_format(run))
 
     async def _reduce(self, reduction: Reduction) -> None:
         try:
@@ -155,6 +173,7 @@ class Reducer:
             "run": self._invite.run,
             "phase": "sync" if self._reduction is not None else "waiting",
             "round": self._reduction.round if self._reduction is not None else 0,
+            "penalty": self._member.penalty,
             "rounds_reduced": self._reduced,
             "bytes_up": self._member.plane.bytes_up,
             "bytes_down": self._member.plane.bytes_down,

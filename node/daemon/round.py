@@ -18,7 +18,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.comm.allreduce.auditor import Auditor
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
+from atoll.comm.allreduce.delta_samples import DeltaSample
+from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.allreduce.listener import ReduceListener
 from atoll.comm.allreduce.reduction import Reduction, SealedVector
 from atoll.comm.allreduce.sealing import SealFormat
@@ -76,14 +79,15 @@ class RoundParticipation:
         compute: Callable[[Callable[[], Any]], Awaitable[Any]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         on_unusable: Callable[[Work, str], None],
+        signer: InputSigner | None = None,
     ) -> None:
         """`sealings`: of each fragment alone. `compute` calls a function in the thread that does the state's
         arithmetic; `spawn` starts a task. `on_unusable` is called with work whose delta holds NaN or infinity, and
-        with what is wrong with it."""
+        with what is wrong with it. `signer`: for what the node sends."""
         self._plane, self._outer, self._codec, self._layout = plane, outer, codec, layout
         self._sealings = sealings
         self._residual, self._listener, self._compute, self._spawn = residual, listener, compute, spawn
-        self._on_unusable = on_unusable
+        self._on_unusable, self._signer = on_unusable, signer
         self._round = RoundBuffers()
         self._reducing: RunningReduce | None = None
         self._plan: Plan  # the latest one
@@ -99,7 +103,8 @@ class RoundParticipation:
             anchor, local, chunks = vectors.anchor[within], vectors.local[within], self._chunks(ready.round)
             offer = None if self._residual is None else _behind(within.start, self._residual.offer)
             buffers, keep = self._plane.peers.buffers, self._residual is not None
-            encoder = DeltaEncoder(anchor, local, self._codec, chunks, buffers, offer, keep)
+            signed = self._signer is not None
+            encoder = DeltaEncoder(anchor, local, self._codec, chunks, buffers, offer, keep, signed)
             up, down = self._plane.bytes_up, self._plane.bytes_down
             self._new_round(RoundBuffers(encoder.encoded, key, up=up, down=down))
             self._round.encoding = self._spawn(self._encode(encoder, within.start, ready))
@@ -221,10 +226,24 @@ class RoundParticipation:
         try:
             sealing = self._sealings[self._outer.fragment_schedule.fragment(reducing.round)]
             terms = self._codec, chunks, self._plan, self._listener, sealing
-            reducing.reduction = Reduction(peers, me, encoded, *terms, self.on_sealed)
+            more = self.on_sealed, self._signer, self._samples(reducing.round)
+            reducing.reduction = Reduction(peers, me, encoded, *terms, *more)
             await reducing.reduction.run()
         except AtollError as error:
             log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
+
+    def _samples(self, round_: int) -> Callable[[int], DeltaSample | None] | None:
+        """The samples of what earlier rounds sealed, by chunk of the round's fragment."""
+        samples, outer = self._outer.samples, self._outer
+        if samples is None:
+            return None
+        first = outer.chunks.fragment_range(outer.fragment_schedule.fragment(round_)).start
+        return lambda c: samples.get(first + c)
+
+    def auditor(self, plan: Plan, me: NodeId) -> Auditor:
+        """Who recomputes sealed chunks of the plan's round here."""
+        sealing = self._sealings[self._outer.fragment_schedule.fragment(plan.round)]
+        return Auditor(self._plane, me, self._codec, self._chunks(plan.round), sealing)
 
     # What the wire left out
 

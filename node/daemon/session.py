@@ -9,17 +9,23 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+from atoll.comm.addresses import is_local_host
+from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.config.run import RunConfig, from_json
-from atoll.comm.digest import digest
+from atoll.comm.config.security import PrivateAddresses
 from atoll.comm.ids import NodeId, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.signatures import PrivateKey
+from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.data_plane import DataPlane, StateSource
+from atoll.comm.transport.key_ring import RunKey
+from atoll.comm.transport.tls import TlsContexts
 from atoll.node.config import NodeConfig
 from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentity
 from atoll.node.control.outbox import SessionLost
 from atoll.node.control.reports import Reports
-from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session, tls_contexts
+from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session
 
 log = logging.getLogger("atoll.node")
 MEGABIT = 125e3  # bytes
@@ -28,15 +34,20 @@ MEGABIT = 125e3  # bytes
 class CoordinatorSession:
     """A node's place in a run: data plane, identity, session. `opened`, then `join`, `maintain` and `leave`."""
 
-    def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions, plane: DataPlane) -> None:
-        self._invite = invite
+    def __init__(
+        self, invite: Invite, config: NodeConfig, options: JoinOptions, plane: DataPlane, key: PrivateKey
+    ) -> None:
+        """`key`: the node's, for its life."""
+        self._invite, self.key, self.signer = invite, key, InputSigner(key)
         self.config, self.options, self.plane = config, options, plane
         self._session_file = options.state_dir / "session"
         self._identity: NodeIdentity
         self._joined = False
+        self.private_addresses = False  # what the run names may be in private networks
         self.control = ControlClient(invite)
         self.reports = Reports(self.control)
         self.me = NodeId("")
+        self.penalty = ""  # what this node may not do for now, until when and why
         self.mark = b""  # of the run: what is kept of it is told from others' by this
         self.run: RunConfig
 
@@ -45,7 +56,10 @@ class CoordinatorSession:
     async def opened(
         cls, invite: Invite, config: NodeConfig, options: JoinOptions, source: StateSource
     ) -> AsyncIterator[Self]:
-        """Peers can dial this node while the context lasts; `source`: what they may fetch."""
+        """Peers can dial this node while the context lasts; `source`: what they may fetch. The node's key and
+        certificate are those in its state directory."""
+        certificate = load_or_make(options.state_dir)
+        key = certificate.signing_key()
         plane = await DataPlane.start(
             options.listen,
             RunId(invite.run),
@@ -55,9 +69,10 @@ class CoordinatorSession:
             (config.upload * MEGABIT, config.download * MEGABIT),
             config.streams,
             config.congestion,
-            tls_contexts(invite, options),
+            TlsContexts(certificate) if invite.pin else None,
+            key,
         )
-        member = cls(invite, config, options, plane)
+        member = cls(invite, config, options, plane, key)
         try:
             yield member
         finally:
@@ -72,23 +87,35 @@ class CoordinatorSession:
         host, port = split_host_port(self.plane.address, "--listen")
         listening = "" if host in ("0.0.0.0", "::", "") else host
         options, address = self.options, self.options.advertise or join_host_port(listening, port)
-        self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin)
+        self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin, self.key)
         # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
         self.control.session = load_session(self._session_file, self._invite) or secrets.token_hex(16)
         save_session(self._session_file, self._invite, self.control.session, options.name)
         reply = await self.control.join(self._identity, options.patience)
         self.run = from_json(reply.config)
         self.plane.peers.compressor.enabled = self.run.reduce.zstd
+        await self._bound_addresses()
         self._adopt(reply)
         self._joined = True
         log.info(f"joined run {reply.run} as {self.me}; peers reach this node at {reply.address}")
         return reply
 
+    async def _bound_addresses(self) -> None:
+        """Dial private addresses only where the run's operator says so, or this node has dialled the coordinator
+        at one."""
+        match self.run.security.private_addresses:
+            case PrivateAddresses.AUTO:
+                host, _ = split_host_port(self._invite.address, "the join URL")
+                self.private_addresses = await asyncio.to_thread(is_local_host, host)
+            case asked:
+                self.private_addresses = asked is PrivateAddresses.ALLOW
+        self.plane.private_addresses = self.private_addresses
+
     def _adopt(self, reply: pb.JoinReply) -> None:
         """Be the node that the coordinator says this is, now and when it starts again."""
         self.me = NodeId(reply.node_id)
-        self.mark = digest(b"run" + reply.data_key)
-        self.plane.identify(self.me, reply.data_key)
+        self.mark = reply.mark
+        self.plane.identify(self.me, RunKey(reply.data_key_number, reply.data_key))
         save_next_session(self._session_file, self._invite, reply.session, self.options.name)
 
     async def maintain(
@@ -107,6 +134,19 @@ class CoordinatorSession:
                 return
             self._adopt(await self.control.join(self._identity, OUTAGE_SECONDS))
             on_rejoin()
+
+    async def views(self) -> AsyncIterator[pb.View]:
+        """Views as they come, as `ControlClient.watch` has them; the data plane follows what they say of the
+        members."""
+        roster, members = self.control.roster, None
+        async for view in self.control.watch():
+            if roster.members is not members:
+                members = roster.members
+                self.plane.admit(members, RunKey(roster.number, roster.data_key))
+            if view.penalty != self.penalty:
+                self.penalty = view.penalty
+                log.warning(self.penalty or "this node's chunks and work are taken again")
+            yield view
 
     async def leave(self, reason: str) -> None:
         """Say good-bye to the coordinator, once: first of all, so that nobody waits for what takes its time to

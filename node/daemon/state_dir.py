@@ -13,8 +13,6 @@ from pathlib import Path
 from atoll.comm.errors import ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.invite import Invite
-from atoll.comm.transport.certificates import load_or_make
-from atoll.comm.transport.tls import TlsContexts
 from atoll.node.daemon import control_socket
 from atoll.node.outer.shared_vectors import clear_stale
 
@@ -32,6 +30,7 @@ class JoinOptions:
     patience: float  # seconds to wait for a coordinator that does not answer at first
     leaf: bool = False  # nobody can dial this node
     command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
+    role: str = ""  # of a node that has a trainer: "verifier" replays others' rounds; empty: it contributes
 
 
 @contextlib.contextmanager
@@ -55,11 +54,6 @@ def exclusive(state_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def tls_contexts(invite: Invite, options: JoinOptions) -> TlsContexts | None:
-    """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
-    return TlsContexts(load_or_make(options.state_dir)) if invite.pin else None
 
 
 def save_session(file: Path, invite: Invite, session: str, name: str) -> None:

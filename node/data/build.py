@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
-from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.terminal import plural
 from atoll.node.data.destination import Destination
 from atoll.node.data.manifest import (
     DTYPES,
@@ -32,7 +34,7 @@ from atoll.node.data.manifest import (
     Skipped,
 )
 from atoll.node.data.shards import SUFFIXES, SliceState, SliceWriter
-from atoll.node.data.sources import Source, describe, listing_digest, name_of
+from atoll.node.data.sources import Source, SourceFile, describe, listing_digest, name_of
 from atoll.node.data.tokenise import TokenisedUnit, TokeniserConfig
 from atoll.node.data.tokeniser_pool import TokeniserPool
 from atoll.node.data.tokenizer_files import TokenizerFiles, end_of_text_of, load_tokenizer, vocabulary_size
@@ -69,6 +71,7 @@ class BuildProgress:
     tokens: int
     skipped: int
     shards: int
+    replaced: int = 0  # plain texts that are not UTF-8, in which characters were replaced
 
 
 class BuildState(msgspec.Struct, frozen=True):
@@ -83,6 +86,8 @@ class BuildState(msgspec.Struct, frozen=True):
     pending: bool = False  # that document has no token yet
     skipped: int = 0
     examples: tuple[str, ...] = ()
+    replaced: int = 0  # plain texts that are not UTF-8
+    last_replaced: str = ""  # which of them was the last
     shards: tuple[Shard, ...] = ()
     slices: tuple[SliceState, ...] = tuple(SliceState(name) for name in SLICES)
 
@@ -94,10 +99,11 @@ def build(
     options: BuildOptions,
     workers: int,
     show: Callable[[BuildProgress], None],
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Manifest:
-    """Build the data set of `sources`, which `arguments` named, or go on with it. Raises `ConfigError` if there is
-    one already, or the beginning of another."""
-    tokenizer = load_tokenizer(options.tokenizer.tokenizer)
+    """Build the data set of `sources`, which `arguments` named, or go on with it, which `tell` is told. Raises
+    `ConfigError` if there is one already, or the beginning of another."""
+    tokenizer = load_tokenizer(options.tokenizer.tokenizer, options.tokenizer.name)
     end_of_text = end_of_text_of(tokenizer, options.tokenizer, options.end_of_text)
     vocabulary = vocabulary_size(tokenizer)
     dtype = "uint16" if vocabulary <= UINT16_IDS else "uint32"
@@ -108,6 +114,8 @@ def build(
         if destination.manifest() is not None:
             raise ConfigError(f"{destination.url} has a data set already: build elsewhere, or give --overwrite")
         state = _load(destination, settings)
+        if state.position != Position():
+            tell(f"goes on {_place(state, sources)}")
         config = TokeniserConfig(
             options.tokenizer.tokenizer, end_of_text, dtype, options.column, **_template(options)
         )
@@ -118,9 +126,16 @@ def build(
                     state = _write_all(writer, pool, units, sender, show)
         except OSError as error:
             raise ResourceError(f"cannot write to {destination.folder}: {error}") from error
+        except AtollError:
+            if not destination.saved():  # nothing to go on from
+                destination.abandon()
+            raise
         if not state.documents:
+            destination.abandon()  # its state would be in the way of better sources
             first = f"; {state.examples[0]}" if state.examples else ""
-            raise ConfigError(f"the sources hold no document: {state.skipped} records were left out{first}")
+            raise ConfigError(
+                f"the sources hold no document: {state.skipped} {plural('record', state.skipped)} left out{first}"
+            )
         destination.write(TOKENIZER, options.tokenizer.tokenizer)
         for name, data in options.tokenizer.beside.items():
             destination.write(name, data)
@@ -190,7 +205,7 @@ class _Writer:
     @property
     def progress(self) -> BuildProgress:
         s = self._state
-        return BuildProgress(s.consumed, s.documents, s.tokens, s.skipped, len(s.shards))
+        return BuildProgress(s.consumed, s.documents, s.tokens, s.skipped, len(s.shards), s.replaced)
 
     def add(self, unit: TokenisedUnit, skipped: tuple[str, ...], behind: Position, consumed: int) -> list[Shard]:
         """Write a unit's tokens; returns the shards that this finished."""
@@ -217,6 +232,8 @@ class _Writer:
             pending=bool(begins[-1]),
             skipped=state.skipped + len(skipped) + unit.skipped,
             examples=(*state.examples, *skipped, *unit.examples)[:MAX_EXAMPLES],
+            replaced=state.replaced + len(unit.replaced) - (unit.replaced[:1] == [state.last_replaced]),
+            last_replaced=unit.replaced[-1] if unit.replaced else state.last_replaced,
             shards=(*state.shards, *finished),
         )
         return finished
@@ -284,7 +301,7 @@ def _load(destination: Destination, settings: dict[str, str]) -> BuildState:
         return BuildState(settings)
     try:
         state = msgspec.json.decode(saved, type=BuildState)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ConfigError(
             f"the state of the build in {destination.folder} is damaged, {error}: begin anew with --overwrite"
         ) from None
@@ -295,6 +312,14 @@ def _load(destination: Destination, settings: dict[str, str]) -> BuildState:
             "with those, or begin anew with --overwrite"
         )
     return state
+
+
+def _place(state: BuildState, sources: Sequence[Source]) -> str:
+    """How far a build has come, in words."""
+    files = [source for source in sources if isinstance(source, SourceFile)]
+    if len(files) == len(sources) and (total := sum(file.size for file in files)):
+        return f"at {100 * state.consumed // total} %, behind {state.documents:,} documents"
+    return f"behind {state.documents:,} documents"
 
 
 def _settings(sources: Sequence[Source], options: BuildOptions, end_of_text: str) -> dict[str, str]:

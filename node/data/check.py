@@ -38,6 +38,7 @@ def check(url: str, slice_name: str, show: Callable[[int, int], None]) -> DataSe
     for name, expected in files.items():
         reader.checked_file(name, expected, MAX_FILE_BYTES)
     shards = manifest.slice(slice_name) if slice_name else manifest.shards
+    reader.check_ranges(manifest.shards[0])
     total, done = sum(shard.blocks for shard in shards), 0
     at_once = max(1, READ_BYTES // manifest.format.size)
     counts = np.zeros(manifest.vocab_size, np.int64)

@@ -1,8 +1,8 @@
 """`atoll data build|check|show`: data sets that runs train on."""
 
 import json
-import re
 import time
+from collections import Counter
 from typing import Any
 
 import click
@@ -11,8 +11,10 @@ from atoll.comm.cores import usable_cores
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand
+from atoll.comm.terminal import plural, say, visible
 from atoll.node.data.manifest import MAX_BLOCK_TOKENS, TRAIN, VALIDATION, Manifest
 
+FEW_VALIDATION_DOCUMENTS = 20
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
 
 
@@ -82,7 +84,7 @@ def build(
     from atoll.node.data.build import BuildOptions, BuildProgress, build
     from atoll.node.data.destination import Destination
     from atoll.node.data.progress import ProgressBar
-    from atoll.node.data.sources import SourceFile, find_sources
+    from atoll.node.data.sources import SourceFile, find_sources, left_out_files
     from atoll.node.data.tokenizer_files import read_tokenizer_files
 
     if validation_every == 1:
@@ -91,7 +93,8 @@ def build(
         )
     if not 8 <= block_tokens <= MAX_BLOCK_TOKENS or block_tokens % 8:
         raise ConfigError(f"--block-tokens {block_tokens}: it must be a multiple of 8 up to {MAX_BLOCK_TOKENS}")
-    found = find_sources(sources, records_only=chat)
+    unread = Counter[str]()
+    found = find_sources(sources, records_only=chat, left_out=unread)
     options = BuildOptions(
         read_tokenizer_files(tokenizer),
         end_of_text,
@@ -108,28 +111,46 @@ def build(
             destination.clear()
     files = [source for source in found if isinstance(source, SourceFile)]
     total = sum(file.size for file in files) if len(files) == len(found) else None
-    began = time.monotonic()
+    began, latest = time.monotonic(), None
 
     def show(progress: BuildProgress) -> None:
-        left_out = f", {progress.skipped} records left out" if progress.skipped else ""
+        nonlocal latest
+        latest = progress
+        skipped = progress.skipped
+        left_out = f", {skipped:,} {plural('record', skipped)} left out" if skipped else ""
         bar.show(
-            progress.consumed, f"{progress.tokens / 1e6:,.1f} M tokens, {progress.documents:,} documents{left_out}"
+            progress.consumed,
+            f"{progress.tokens / 1e6:,.1f} M tokens, "
+            f"{progress.documents:,} {plural('document', progress.documents)}{left_out}",
         )
 
     with ProgressBar("building", total, as_json) as bar:
-        manifest = build(destination, sources, found, options, workers or usable_cores(), show)
-    _tell_built(manifest, out, time.monotonic() - began, as_json)
+        manifest = build(
+            destination, sources, found, options, workers or usable_cores(), show, lambda line: say(line, err=True)
+        )
+    replaced = latest.replaced if latest is not None else 0
+    said = [left_out_files(unread), f"{replaced:,} {plural('file', replaced)} not UTF-8" if replaced else ""]
+    if line := "; ".join(filter(None, said)):
+        say(f"{line}{', of which unreadable characters were replaced' if replaced else ''}", err=True)
+    _warn_of_validation(manifest, validation_every)
+    _tell_built(manifest, out, destination.local, time.monotonic() - began, as_json)
 
 
-def _tell_built(manifest: Manifest, out: str, seconds: float, as_json: bool) -> None:
+def _warn_of_validation(manifest: Manifest, every: int) -> None:
+    """Say where a data set has too few documents for validation, or none."""
+    count, name = manifest.documents // every if every else 0, f"slice {VALIDATION}"
+    remedy = "a smaller --validation-every" if every else "--validation-every"
+    if not count:
+        made = f"the sources have {manifest.documents:,} {plural('document', manifest.documents)}"
+        click.echo(f"there is no {name}, which runs look for: {made}; {remedy} makes one", err=True)
+    elif count < FEW_VALIDATION_DOCUMENTS:
+        few = f"{count} {plural('document', count)}"
+        click.echo(f"the {name} has only {few}: a loss of so few says little; {remedy} gives more", err=True)
+
+
+def _tell_built(manifest: Manifest, out: str, local: bool, seconds: float, as_json: bool) -> None:
     slices = {name: manifest.tokens(name) for name in sorted({shard.slice for shard in manifest.shards})}
     found = digest(manifest.encode()).hex()
-    if VALIDATION not in slices:
-        click.echo(
-            f"there is no slice {VALIDATION}: the sources have {manifest.documents} documents; a smaller "
-            "--validation-every makes one",
-            err=True,
-        )
     if as_json:
         click.echo(
             json.dumps(
@@ -148,12 +169,17 @@ def _tell_built(manifest: Manifest, out: str, seconds: float, as_json: bool) -> 
         )
         return
     if count := manifest.skipped.count:
-        click.echo(f"{count} records were left out:", err=True)
+        click.echo(f"{count:,} {plural('record', count)} left out:", err=True)
         for example in manifest.skipped.examples[:10]:
-            click.echo(f"  {example}", err=True)
+            say(f"  {example}", err=True)
     tokens = ", ".join(f"{count:,} tokens in {name}" for name, count in slices.items())
-    click.echo(f"{out}: {manifest.documents:,} documents, {tokens}, {seconds:,.0f} s")
-    click.echo(f"data.url={out} data.digest={found}")
+    documents = f"{manifest.documents:,} {plural('document', manifest.documents)}"
+    click.echo(f"{out}: {documents}, {tokens}, {seconds:,.0f} s")
+    if local:
+        click.echo(
+            "serve this folder by a web server that knows ranges, or copy it to a store; in the run's config:"
+        )
+    click.echo(f"data.url={'<its URL>' if local else out} data.digest={found}")
 
 
 @data.command()
@@ -189,9 +215,9 @@ def check(url: str, slice_name: str, as_json: bool) -> None:
         click.echo(json.dumps(said))
         return
     total = sum(report.tokens.values())
-    click.echo(f"{manifest.name} is whole: every block has the digest that it was built with")
+    say(f"{manifest.name} is whole: every block has the digest that it was built with")
     for name, count in report.tokens.items():
-        click.echo(f"{name:>14}  {count:,} tokens, {report.documents[name]:,} documents")
+        say(f"{name:>14}  {count:,} tokens, {report.documents[name]:,} documents")
     click.echo(f"{'blocks':>14}  of {manifest.block_tokens:,} tokens: the longest sample")
     if manifest.masked:
         click.echo(f"{'learned':>14}  {report.learned:,} tokens, {100 * report.learned / total:.1f} %")
@@ -202,7 +228,8 @@ def check(url: str, slice_name: str, as_json: bool) -> None:
     frequent = ", ".join(f"{i} ({100 * count / total:.1f} %)" for i, count in report.frequent)
     click.echo(f"{'most frequent':>14}  ids {frequent}")
     if manifest.skipped.count:
-        click.echo(f"{'left out':>14}  {manifest.skipped.count:,} records of the sources")
+        count = manifest.skipped.count
+        click.echo(f"{'left out':>14}  {count:,} {plural('record', count)} of the sources")
     click.echo(f"data.url={url} data.digest={report.digest}")
 
 
@@ -242,9 +269,4 @@ def show(url: str, index: int, slice_name: str, seq_len: int, as_json: bool) -> 
         begun = "a document begins" if passage.begins else "a document goes on"
         click.echo(f"{'-' * 20} {begun}, {count:,} tokens {'-' * 20}")
         text = "".join(run.text if run.learned else f"⟦{run.text}⟧" for run in passage.runs)
-        click.echo(_visible(text))
-
-
-def _visible(text: str) -> str:
-    """The text with what a terminal would obey shown as what it is."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
+        click.echo(visible(text, keep="\t\n"))

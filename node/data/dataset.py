@@ -151,8 +151,8 @@ def open_data_sets(
         for part, store in zip(run.data.sets, _stores(run, node, lan), strict=True)
     ]
     for part in sets:
-        _check_fits(part.manifest, part.store.url, run)
-    _check_one_tokenizer([part.manifest for part in sets])
+        check_fits(part.manifest, part.store.url, run)
+    check_one_tokenizer([part.manifest for part in sets])
     seq_len, seed = run.model.seq_len, run.seed
     train, validation = (
         [Slice.of(number, part.manifest, name, seq_len, seed) for number, part in enumerate(sets)]
@@ -236,13 +236,13 @@ def _manifest(part: DataSetConfig, store: Store, cache: BlockCache, tell: Callab
     return manifest
 
 
-def _check_one_tokenizer(manifests: Sequence[Manifest]) -> None:
+def check_one_tokenizer(manifests: Sequence[Manifest]) -> None:
     """Raise `ConfigError` where the same token means something else in two data sets of a mixture."""
     first = manifests[0]
     for other in manifests[1:]:
         for key, one, two in (
-            ("tokenizer", first.tokenizer, other.tokenizer),
-            ("end_of_text", first.end_of_text, other.end_of_text),
+            ("tokenizers", first.tokenizer, other.tokenizer),
+            ("tokens for the end of a text", first.end_of_text, other.end_of_text),
         ):
             if one != two:
                 raise ConfigError(
@@ -251,7 +251,7 @@ def _check_one_tokenizer(manifests: Sequence[Manifest]) -> None:
                 )
 
 
-def _check_fits(manifest: Manifest, url: str, run: RunConfig) -> None:
+def check_fits(manifest: Manifest, url: str, run: RunConfig) -> None:
     """Raise `ConfigError` where the run's model cannot be trained on the data set."""
     if manifest.vocab_size > run.model.vocab_size:
         raise ConfigError(

@@ -80,6 +80,14 @@ class Destination:
             self._remove(name)
         self._clear_folder()
 
+    def abandon(self) -> None:
+        """Remove what a build has left here that has nothing to go on from. The lock is held."""
+        (self.folder / STATE).unlink(missing_ok=True)
+        self._clear_folder()
+        (self.folder / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # others' files are in it
+            self.folder.rmdir()
+
     def saved(self) -> bytes | None:
         """The state of a build that was not finished."""
         with suppress(FileNotFoundError):

@@ -41,7 +41,7 @@ from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused, pub
 THREADS = 8  # ranges that are fetched at the same time
 MEMORY_BYTES = 64 << 20  # of blocks in memory
 MIN_MEMORY_BLOCKS = 4
-MEMORY_LISTS = 1024  # shards' lists of digests in memory, of 32 KB by default
+LISTS_BYTES = 32 << 20  # of shards' lists of digests in memory, of 32 KB each by default
 AHEAD_BYTES = 256 << 20  # of samples that are fetched before they are asked for
 # Of the cache's bound, or of the memory: the same, where that is less. What was asked for since is as young as
 # what
@@ -137,6 +137,7 @@ class BlockFetcher:
         self._used_memory = 0  # bytes of the blocks in it, as they are in the store
         self._stride = max(1, self.samples_ahead // STRIDE_SHARE)
         self._lists = OrderedDict[tuple[int, int], bytes]()  # of digests, by data set and shard
+        self._lists_bytes = 0
         self._list_locks = dict[tuple[int, int], threading.Lock]()
         self._state = threading.RLock()
         self._work_there = threading.Condition(self._state)
@@ -292,10 +293,7 @@ class BlockFetcher:
                 found = self._obtain(wanted.part, name, 0, size, bytes.fromhex(shard.digest), required=True)
                 if found is None:
                     raise Damaged("the process ends")
-                with self._state:
-                    self._lists[place] = found
-                    while len(self._lists) > MEMORY_LISTS:
-                        self._lists.popitem(last=False)
+                self._keep_list(place, found)
         return found[wanted.number * DIGEST_SIZE :][:DIGEST_SIZE]
 
     def _obtain(
@@ -384,6 +382,15 @@ class BlockFetcher:
                 gone, _ = self._memory.popitem(last=False)
                 self._used_memory -= self._sets[gone.part].manifest.format.size
             self._arrived.notify_all()
+
+    def _keep_list(self, place: tuple[int, int], digests: bytes) -> None:
+        """Keep a shard's list of digests, in the place of those that came first where they are too many."""
+        with self._state:
+            self._lists[place] = digests
+            self._lists_bytes += len(digests)
+            while self._lists_bytes > LISTS_BYTES and len(self._lists) > 1:
+                _, gone = self._lists.popitem(last=False)
+                self._lists_bytes -= len(gone)
 
     def _leave_out(self, wanted: BlockId, reason: str) -> None:
         with self._state:

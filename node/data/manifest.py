@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.byte_view import Octets
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.errors import ConfigError
 
@@ -89,7 +90,8 @@ class Manifest(msgspec.Struct, frozen=True):
         found = tuple(shard for shard in self.shards if shard.slice == name)
         if not found:
             known = ", ".join(sorted({shard.slice for shard in self.shards})) or "none"
-            raise ConfigError(f"data set {self.name} has no slice {name!r}: it has {known}")
+            remedy = "; build it with a smaller --validation-every" if name == VALIDATION else ""
+            raise ConfigError(f"data set {self.name} has no slice {name!r}: it has {known}{remedy}")
         return found
 
     def tokens(self, name: str) -> int:
@@ -111,7 +113,7 @@ class Manifest(msgspec.Struct, frozen=True):
             )
         try:
             manifest = msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise ConfigError(f"{MANIFEST} is not a data set's: {error}") from None
         for holds, sentence in _rules(manifest):
             if not holds:

@@ -3,57 +3,49 @@
 Whoever writes a run's config would else have every node send requests to what only that node reaches, such as a
 router or a cloud's metadata service. Each address is looked at when it is connected to, so that neither a redirect
 nor a name that changes its address leads there. A run whose coordinator is in this network has its data there too:
-loopback and private addresses are then asked, link-local ones never. `node/data/store.py` asks by `web_opener`.
+loopback and private addresses are then asked, link-local ones and a cloud's metadata never. A server is not
+trusted either: whatever it sends, and however slowly, an answer ends. `node/data/store.py` asks by `web_opener`.
 """
 
 import http.client
+import io
 import socket
+import time
 import urllib.request
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from atoll.comm.addresses import OwnNetwork, may_dial
 
-class OwnNetwork(Exception):
-    """A host is in this machine's own network, which the run may not ask."""
-
-
-def is_own_network(address: str) -> bool:
-    """Whether an IP address is none of the internet's: loopback, link-local, private or reserved."""
-    return not _address(address).is_global
+ANSWER_SECONDS = 120.0  # that an answer may take as a whole, its header included
 
 
-def is_local_host(host: str) -> bool:
-    """Whether a host's addresses are all of this machine's own network; False: some are not, or none is known."""
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return False
-    return bool(found) and all(map(is_own_network, found))
-
-
-def web_opener(lan: bool) -> urllib.request.OpenerDirector:
+def web_opener(lan: bool, anywhere: bool = False) -> urllib.request.OpenerDirector:
     """An opener of http:// and https:// whose connections raise `OwnNetwork` instead of reaching this machine's
-    own network. `lan`: they reach its loopback and private addresses, but no link-local one. A proxy of the
-    environment is the owner's, wherever it is."""
+    own network. `lan`: they reach its loopback and private addresses, but no link-local one; `anywhere`: every
+    address. A proxy of the environment is the owner's, wherever it is."""
     proxies = {(urlsplit(proxy).hostname or "", urlsplit(proxy).port) for proxy in _proxies()}
 
     def connect(address: tuple[str, int], timeout: Any = None, source_address: Any = None) -> socket.socket:
         host, port = address
-        if (host, port) in proxies:
+        if anywhere or (host, port) in proxies:
             return socket.create_connection(address, timeout, source_address)
         found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         for ip in found:
-            if is_own_network(ip) and not (lan and not _address(ip).is_link_local):
+            if not may_dial(ip, private=lan):
                 raise OwnNetwork(f"{host} is at {ip}")
         return _first_of(found, port, timeout, source_address)
 
     class PlainConnection(http.client.HTTPConnection):
+        response_class = _Answer
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self._create_connection = connect
 
     class SecureConnection(http.client.HTTPSConnection):
+        response_class = _Answer
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self._create_connection = connect
@@ -73,17 +65,44 @@ def web_opener(lan: bool) -> urllib.request.OpenerDirector:
         SecureHandler(),
         urllib.request.UnknownHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPRedirectHandler(),
+        _RedirectHandler(),
         urllib.request.HTTPErrorProcessor(),
     ):
         opener.add_handler(handler)
     return opener
 
 
-def _address(text: str) -> IPv4Address | IPv6Address:
-    ip = ip_address(text.partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
-    return ip if mapped is None else mapped
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, *arguments: Any) -> Any:
+        """Close the answer that redirects: all of its body would be read else, which may have no end."""
+        fp.close()
+        return super().redirect_request(req, fp, *arguments)
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that raises `TimeoutError` when it has taken `ANSWER_SECONDS`, in whatever part of it. A socket's
+    own timeout is for each of its bytes."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp: Any = io.BufferedReader(_TimedReader(self.fp.detach(), time.monotonic() + ANSWER_SECONDS))
+
+
+class _TimedReader(io.RawIOBase):
+    def __init__(self, raw: Any, deadline: float) -> None:
+        self._raw, self._deadline = raw, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError(f"it took more than {ANSWER_SECONDS:g} s")
+        return int(self._raw.readinto(buffer))
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _proxies() -> list[str]:

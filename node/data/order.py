@@ -1,9 +1,10 @@
 """The order in which a run goes through a data set: a pure function of seed, epoch and index.
 
-Each epoch visits every window of every block once. Blocks come in an order of the epoch's own, and in groups: the
-windows of a group's blocks are permuted among one another before the next group begins. A range of indices, as a
-lease is one, therefore lies in few blocks, and each of them is fetched once for all its windows. Nothing is stored
-but numbers: the order of a trillion tokens takes no more memory than that of a thousand.
+Each epoch visits every window of every block once. Blocks come in an order of the epoch's own, and in groups of
+about equal size: the windows of a group's blocks are permuted among one another before the next group begins. A
+range of indices, as a lease is one, therefore lies in few blocks, and each of them is fetched once for all its
+windows. Nothing is stored but numbers: the order of a trillion tokens takes no more memory than that of a
+thousand.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-GROUP_BLOCKS = 64
+MAX_GROUP_BLOCKS = 64
 FEISTEL_ROUNDS = 4
 
 
@@ -41,10 +42,14 @@ class WindowOrder:
         """The window of sample `index`, which counts on from epoch to epoch. Precondition: there is a window."""
         epoch, position = divmod(index, len(self))
         key = f"{self.key}:{epoch}"
-        group, inside = divmod(position, GROUP_BLOCKS * self.block_windows)
-        count = min(GROUP_BLOCKS * self.block_windows, len(self) - position + inside)
-        place, number = divmod(permuted(inside, count, f"{key}:{group}"), self.block_windows)
-        place += group * GROUP_BLOCKS
+        groups = -(-self.full_blocks // MAX_GROUP_BLOCKS) or 1  # of as many blocks each, or one more
+        place = position // self.block_windows
+        group = min(((place + 1) * groups - 1) // max(1, self.full_blocks), groups - 1)
+        first, behind = (number * self.full_blocks // groups for number in (group, group + 1))
+        count = (behind - first) * self.block_windows + (self.last_windows if group + 1 == groups else 0)
+        inside = permuted(position - first * self.block_windows, count, f"{key}:{group}")
+        place, number = divmod(inside, self.block_windows)
+        place += first
         if place >= self.full_blocks:  # the last one, with fewer windows, is in the last group of each epoch
             return Window(self.full_blocks, number)
         return Window(permuted(place, self.full_blocks, key), number)

@@ -7,6 +7,7 @@ for.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from atoll.comm.digest import DIGEST_SIZE, digest
@@ -94,9 +95,16 @@ class DataSetReader:
         if len(data) > stop - start:
             raise ResourceError(
                 f"{self.url}/{name}: the server answers with the whole file where a part of it is asked for: "
-                "serve it by one that knows HTTP's Range"
+                "serve it by one that knows HTTP's Range (nginx, caddy, an object store; `python -m http.server` "
+                "does not)"
             )
         return data
+
+    def check_ranges(self, shard: Shard) -> None:
+        """Raise `ResourceError` if the store gives no parts of files, as nodes ask for them: what is read at once
+        may be a whole file."""
+        with suppress(FileNotFoundError):  # which is told when it is read
+            self._range(shard.name + DIGESTS_SUFFIX, 1, 2)
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}{self._query}"
@@ -116,7 +124,7 @@ def open_place(url: str) -> tuple[Any, str]:
 
 class store_errors:
     """Turns what a store raises about `place` into errors for people: `Refused` without rights, else
-    `Unreachable`. `FileNotFoundError` stays."""
+    `Unreachable`. `FileNotFoundError` stays, but for what fsspec makes of a web server that did not answer."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -126,6 +134,13 @@ class store_errors:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         match error:
+            case FileNotFoundError() if (cause := _of_web_client(error)) is not None:
+                match getattr(cause, "status", None):
+                    case 404 | 410:
+                        return
+                    case 401 | 403:
+                        raise Refused(f"{self._place}: this machine has no rights to it there: {cause}") from error
+                raise Unreachable(f"{self._place} cannot be had: {cause or type(cause).__name__}") from error
             case None | AtollError() | FileNotFoundError():
                 return
             case PermissionError():
@@ -134,3 +149,10 @@ class store_errors:
                 raise Refused(f"{self._place}: this machine has no rights to it there: {error}") from error
             case Exception():  # of as many kinds as there are stores
                 raise Unreachable(f"{self._place} cannot be had: {error or type(error).__name__}") from error
+
+
+def _of_web_client(error: BaseException) -> BaseException | None:
+    """The error of the web client that fsspec says `FileNotFoundError` for, whatever it was; None: it is no
+    such."""
+    cause = error.__cause__
+    return cause if cause is not None and type(cause).__module__.partition(".")[0] == "aiohttp" else None

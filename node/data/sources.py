@@ -12,6 +12,7 @@ documents in the same order. Names that go into the manifest do not tell where o
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
+from atoll.comm.terminal import plural
 
 HUB_PREFIX = "datasets:"
 HUB_KEYS = ("split", "name", "data_files", "data_dir", "revision")
@@ -73,16 +75,27 @@ class HubSource:
 Source = SourceFile | HubSource
 
 
-def find_sources(arguments: Sequence[str], records_only: bool = False) -> list[Source]:
-    """The sources that the arguments name, in order. `records_only`: no plain text. Raises `ConfigError` for an
-    argument that names nothing, or a file that is not read."""
-    found = list[Source]()
+def find_sources(
+    arguments: Sequence[str], records_only: bool = False, left_out: Counter[str] | None = None
+) -> list[Source]:
+    """The sources that the arguments name, in order. `records_only`: no plain text; `left_out` counts the files of
+    folders and globs that are not read, by their suffixes. Raises `ConfigError` for an argument that names
+    nothing, or a file that is not read."""
+    found, others = list[Source](), Counter[str]() if left_out is None else left_out
     for argument in arguments:
-        found += _of_argument(argument, records_only)
+        found += _of_argument(argument, records_only, others)
     return found
 
 
-def _of_argument(argument: str, records_only: bool) -> Sequence[Source]:
+def left_out_files(suffixes: Counter[str]) -> str:
+    """A sentence of the files that are not read; empty: there are none."""
+    if not (total := suffixes.total()):
+        return ""
+    kinds = ", ".join(f"{count:,} {suffix or 'without a suffix'}" for suffix, count in suffixes.most_common())
+    return f"{total:,} {plural('file', total)} left out: {kinds}"
+
+
+def _of_argument(argument: str, records_only: bool, left_out: Counter[str]) -> Sequence[Source]:
     if argument.startswith(HUB_PREFIX):
         return [parse_hub(argument)]
     if "://" in argument:
@@ -95,34 +108,44 @@ def _of_argument(argument: str, records_only: bool) -> Sequence[Source]:
         if file is None:
             raise ConfigError(_unreadable(path, records_only))
         return [file]
-    found = list(_below(path, records_only) if os.path.isdir(path) else _of_glob(path, records_only))
+    if not os.path.exists(path) and not glob.has_magic(path):
+        raise ConfigError(f"{argument}: there is no such file or folder")
+    paths = _below(path) if os.path.isdir(path) else _of_glob(path)
+    found = list[SourceFile]()
+    for at, name in paths:
+        if (source := _source_file(at, name, records_only)) is not None:
+            found.append(source)
+        else:
+            left_out[suffix_of(at)] += 1
     if not found:
         there = "holds" if os.path.isdir(path) else "names"
         raise ConfigError(f"{argument} {there} no file to read: give {_suffixes(records_only)}")
     return found
 
 
-def _below(folder: str, records_only: bool) -> Iterator[SourceFile]:
-    """The files of a folder and its folders that can be read, hidden ones left out, in order."""
+def _below(folder: str) -> Iterator[tuple[str, str]]:
+    """The files of a folder and its folders, hidden ones left out, in order: where each is, and what people are
+    told."""
     root, paths = os.path.abspath(folder), list[str]()
     for parent, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [os.path.join(parent, name) for name in names if not name.startswith(".")]
     for path in sorted(paths, key=lambda path: path.split(os.sep)):
         name = os.path.join(os.path.basename(root), os.path.relpath(path, root))
-        if os.path.isfile(path) and (file := _source_file(path, name, records_only)):
-            yield file
+        if os.path.isfile(path):
+            yield path, name
 
 
-def _of_glob(pattern: str, records_only: bool) -> Iterator[SourceFile]:
+def _of_glob(pattern: str) -> Iterator[tuple[str, str]]:
+    """The files that a pattern names, likewise."""
     root = Path(pattern)
     while glob.has_magic(str(root)):
         root = root.parent
     base = os.path.abspath(root)
     for path in sorted(glob.glob(pattern, recursive=True), key=lambda path: path.split(os.sep)):
         name = os.path.join(os.path.basename(base), os.path.relpath(os.path.abspath(path), base))
-        if os.path.isfile(path) and (file := _source_file(path, name, records_only)):
-            yield file
+        if os.path.isfile(path):
+            yield path, name
 
 
 def _source_file(path: str, name: str, records_only: bool) -> SourceFile | None:
@@ -183,7 +206,7 @@ def describe(arguments: Sequence[str], sources: Sequence[Source]) -> tuple[str, 
         for argument in arguments
     ]
     files = [source for source in sources if isinstance(source, SourceFile)]
-    return (*names, f"{len(files)} files of {sum(file.size for file in files)} bytes")
+    return (*names, f"{len(files)} {plural('file', len(files))} of {sum(file.size for file in files)} bytes")
 
 
 def name_of(source: Source) -> str:

@@ -1,30 +1,28 @@
-"""The files of a data set, wherever they are: at a URL of one of `SCHEMES`, or in a local folder.
+"""The files of a data set, wherever they are: at a URL of one of `SERVER_SCHEMES`, or in a local folder.
 
-A store reads ranges of files and nothing else: never more bytes than it was asked for, and never for longer than
-`READ_SECONDS`. Keys and tokens are the environment's (AWS_ACCESS_KEY_ID, HF_TOKEN and so on), never in the URL.
-Calls block: they are made in threads. What goes wrong is a `StoreError`, with a sentence; to try again is the
-caller's.
+A store reads ranges of files and nothing else: never more bytes than it was asked for, and of a web server never
+for longer than `network.ANSWER_SECONDS`. Keys and tokens are the environment's (AWS_ACCESS_KEY_ID, HF_TOKEN and so
+on), never in the URL. Calls block: they are made in threads. What goes wrong is a `StoreError`, with a sentence;
+to try again is the caller's.
 """
 
 import errno
 import http.client
 import re
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
-from atoll.comm.config.rules import ambiguous
+from atoll.comm.addresses import OwnNetwork
+from atoll.comm.config.rules import SERVER_SCHEMES, ambiguous
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
-from atoll.node.data.network import OwnNetwork, web_opener
+from atoll.node.data.network import web_opener
 
 SOCKET_SECONDS = 30.0  # that a store may say nothing
-READ_SECONDS = 120.0  # that a range may take as a whole
 LOCAL_SCHEMES = ("file", "local")
-SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")  # of servers that a node asks
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "hf": "huggingface_hub"}  # that a URL of this scheme needs
 PIECE_BYTES = 1 << 18  # of a body that are read at once
 S3_OPTIONS = {"connect_timeout": SOCKET_SECONDS, "read_timeout": SOCKET_SECONDS, "retries": {"max_attempts": 1}}
@@ -36,6 +34,10 @@ class StoreError(Exception):
 
 class StoreRefused(StoreError):
     """The store has no such file, or does not give it to this node."""
+
+
+class RangesUnknown(StoreRefused):
+    """A server answers with a whole file where a part of it was asked for."""
 
 
 class CutShort(StoreError):
@@ -77,16 +79,21 @@ def check_store(url: str, files: bool) -> None:
             f"{url} is among this machine's own files, which a run may read only where the node has files=true: "
             "set that, or give the folder of this node's own copy, data=FOLDER"
         )
-    if separator and scheme not in (*SCHEMES, *LOCAL_SCHEMES) and "::" not in scheme:
+    if separator and scheme not in (*SERVER_SCHEMES, *LOCAL_SCHEMES) and "::" not in scheme:
         raise ResourceError(
-            f"a node reads no data set at {scheme}://: put it on a server of {', '.join(SCHEMES)}, or give its "
-            "folder on this machine, data=FOLDER"
+            f"a node reads no data set at {scheme}://: put it on a server of {', '.join(SERVER_SCHEMES)}, or "
+            "give its folder on this machine, data=FOLDER"
         )
     if found := ambiguous(url):
         raise ResourceError(
             f"the URL of the run's data set has a {found!r} in it, which may hide where it leads: a node asks no "
             "such URL; a store's credentials are in the environment"
         )
+    if is_web(url):
+        try:
+            urlsplit(url)
+        except ValueError as error:
+            raise ResourceError(f"{url} is no URL ({error}): the run's config has to name another") from None
     if needed := PACKAGES.get(scheme):
         demand(f"a data set at {scheme}://", needed)
 
@@ -101,7 +108,7 @@ def open_store(url: str, files: bool, lan: bool = True) -> Store:
     if not separator or scheme in LOCAL_SCHEMES:
         return FolderStore(url, Path(rest if separator else url).expanduser())
     if is_web(url):
-        return HttpStore(url, None if files else web_opener(lan))
+        return HttpStore(url, web_opener(lan, anywhere=files))
     return FsspecStore(url)
 
 
@@ -142,10 +149,9 @@ class HttpStore:
 
     is_local = False
 
-    def __init__(self, url: str, opener: urllib.request.OpenerDirector | None = None) -> None:
-        """`opener`: bounds whom it asks; None: nothing does."""
-        self.url = url
-        self._open = urllib.request.urlopen if opener is None else opener.open
+    def __init__(self, url: str, opener: urllib.request.OpenerDirector) -> None:
+        """`opener`: bounds whom it asks, and for how long."""
+        self.url, self._opener = url, opener
         self._base, _, query = url.partition("?")
         self._query = f"?{query}" if query else ""
         self.private: tuple[str, ...] = (self._query,) if query else ()
@@ -155,14 +161,16 @@ class HttpStore:
         at, end = self._at(name), start + size
         with self._get(at, f"bytes={start}-{end - 1}") as answer:
             if answer.status == 206:
-                found = re.match(r"bytes (\d+)-(\d+)/(\d+|\*)", answer.headers.get("Content-Range", ""))
+                span = answer.headers.get("Content-Range", "")
+                found = re.match(r"bytes (\d{1,18})-(\d{1,18})/", span, re.ASCII)
                 if found is None or int(found[1]) != start:
                     raise StoreError(f"{at} answered with another range than the one asked for")
                 if int(found[2]) + 1 < end:
                     raise CutShort(f"{at} ends at byte {int(found[2]) + 1}, before {end}")
             elif start:
-                raise StoreRefused(
-                    f"{at} is on a server that does not serve ranges of files: put it on one that does"
+                raise RangesUnknown(
+                    f"{at} is on a server that does not serve ranges of files: put it on one that does (nginx, "
+                    "caddy, an object store; `python -m http.server` does not)"
                 )
             return self._body(answer, at, size)
 
@@ -170,8 +178,7 @@ class HttpStore:
         """A file of up to `limit` bytes. Raises `StoreError`."""
         at = self._at(name)
         with self._get(at, None) as answer:
-            length = answer.headers.get("Content-Length", "")
-            size = min(int(length), limit + 1) if length.isdigit() else None
+            size = None if answer.length is None else min(answer.length, limit + 1)
             return _bounded(self._body(answer, at, size, limit), at, limit)
 
     def _at(self, name: str) -> str:
@@ -180,7 +187,7 @@ class HttpStore:
     def _get(self, at: str, span: str | None) -> Any:
         request = urllib.request.Request(at, headers={"User-Agent": "atoll", **({"Range": span} if span else {})})
         try:
-            return self._open(request, timeout=SOCKET_SECONDS)
+            return self._opener.open(request, timeout=SOCKET_SECONDS)
         except OwnNetwork as error:
             raise StoreRefused(
                 f"{urlsplit(at).netloc} leads into this node's own network ({error}), which a run may ask only "
@@ -196,20 +203,17 @@ class HttpStore:
             raise StoreError(f"{urlsplit(at).netloc}: {getattr(error, 'reason', None) or error}") from None
 
     def _body(self, answer: Any, at: str, size: int | None, limit: int = 0) -> bytes:
-        """`size` bytes of the answer; None: all there are, and no more than one beyond `limit`."""
+        """`size` bytes of the answer; None: all there are, and about one piece beyond `limit` at most."""
         pieces, left = list[bytes](), limit + 1 if size is None else size
-        deadline = time.monotonic() + READ_SECONDS
         try:
-            # What has come, not a whole piece: a server that drips would hold `read` past the deadline.
-            while left and (piece := answer.read1(min(left, PIECE_BYTES))):
+            while left > 0 and (piece := answer.read1(min(left, PIECE_BYTES))):
                 pieces.append(piece)
-                left -= len(piece)
-                if time.monotonic() > deadline:
-                    raise StoreError(f"{at} took more than {READ_SECONDS:g} s")
+                left -= len(piece)  # below 0: http.client takes the length of a chunk from the server
         except (OSError, http.client.HTTPException) as error:
             raise StoreError(f"{at}: the connection broke: {error}") from None
         if size is not None and left:
-            raise StoreError(f"{at}: the connection ended {left} bytes too early")
+            amount = f"{left} bytes too early" if left > 0 else f"{-left} bytes too late"
+            raise StoreError(f"{at}: the connection ended {amount}")
         return b"".join(pieces)
 
 

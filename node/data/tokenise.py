@@ -19,6 +19,7 @@ from atoll.node.data.tokenizer_files import load_plain, load_tokenizer, special_
 from atoll.node.data.units import LinesUnit, RowsUnit, TextPiece, TextUnit, Unit
 
 PIECE_CHARACTERS = 1 << 17  # that go through the tokenizer at once: about 60 MB while they do
+MESSAGES = b'"messages"'  # the key of a conversation
 MAX_EXAMPLES = 20  # of records left out, that a unit names
 Tokens = NDArray[np.unsignedinteger[Any]]  # (n,) of the data set's dtype
 
@@ -42,6 +43,7 @@ class TokenisedUnit(msgspec.Struct, frozen=True, array_like=True):
     learned: bytes  # (n,) bool; empty: no conversations
     skipped: int
     examples: list[str]  # of the records left out
+    replaced: list[str] = []  # the plain texts that are not UTF-8, in which characters were replaced
 
 
 class UnreadableRecord(ValueError):
@@ -74,7 +76,11 @@ class Tokeniser:
 
     def _texts(self, pieces: tuple[TextPiece, ...], out: "_Output") -> None:
         for piece in pieces:
-            text = piece.text.decode(errors="replace")
+            try:
+                text = piece.text.decode()
+            except UnicodeDecodeError:
+                text = piece.text.decode(errors="replace")
+                out.replace(piece.place)
             if not text and piece.begins:
                 out.skip(piece.place, "it is empty")
             else:
@@ -96,7 +102,8 @@ class Tokeniser:
         except UnicodeDecodeError as error:
             raise UnreadableRecord(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
         except msgspec.ValidationError as error:
-            raise UnreadableRecord(str(error)) from None
+            hint = "; it is a conversation, which --chat reads" if not self._chat and MESSAGES in line else ""
+            raise UnreadableRecord(f"{error}{hint}") from None
         except (msgspec.DecodeError, RecursionError) as error:
             raise UnreadableRecord(f"it is not JSON: {error}") from None
 
@@ -193,6 +200,7 @@ class _Output:
         self._end, self._length = end, 0
         self._parts, self._flags = list[Tokens](), list[NDArray[np.bool_]]()
         self._starts, self._skipped, self._examples = list[int](), 0, list[str]()
+        self._replaced = list[str]()
 
     def add(
         self, ids: Tokens, *, begins: bool, ends: bool, place: str = "", learned: list[bool] | None = None
@@ -217,11 +225,15 @@ class _Output:
         if len(self._examples) < MAX_EXAMPLES:
             self._examples.append(f"{place}: {reason}")
 
+    def replace(self, place: str) -> None:
+        if place not in self._replaced[-1:]:
+            self._replaced.append(place)
+
     def finish(self) -> TokenisedUnit:
         tokens = np.concatenate(self._parts).tobytes() if self._parts else b""
         learned = np.concatenate(self._flags).tobytes() if self._flags else b""
         starts = np.array(self._starts, np.int64).tobytes()
-        return TokenisedUnit(tokens, starts, learned, self._skipped, self._examples)
+        return TokenisedUnit(tokens, starts, learned, self._skipped, self._examples, self._replaced)
 
 
 def cut_text(text: str) -> Iterator[str]:

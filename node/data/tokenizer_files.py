@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.data.manifest import TOKENIZER, TOKENIZER_FILES
 
@@ -24,13 +25,14 @@ class TokenizerFiles:
 
     tokenizer: bytes
     beside: dict[str, bytes]
+    name: str = TOKENIZER  # of the first file, as its user gave it
 
     @property
     def config(self) -> dict[str, Any]:
         """The content of tokenizer_config.json; empty if there is none. Raises `ConfigError`."""
         try:
             return msgspec.json.decode(self.beside.get(CONFIG, b"{}"), type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise ConfigError(f"the tokenizer's {CONFIG} is damaged: {error}") from None
 
     def special_token(self, name: str) -> str | None:
@@ -70,7 +72,7 @@ def read_tokenizer_files(place: str) -> TokenizerFiles:
         content = _read(fs, path)
         folder, _, name = path.rpartition("/")
         near = {other: f"{folder}/{other}" for other in TOKENIZER_FILES if name == TOKENIZER}
-        return TokenizerFiles(content, {n: _read(fs, at) for n, at in near.items() if fs.isfile(at)})
+        return TokenizerFiles(content, {n: _read(fs, at) for n, at in near.items() if fs.isfile(at)}, name)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"--tokenizer {place} cannot be read: {error}") from error
 
@@ -82,15 +84,15 @@ def _read(fs: Any, path: str) -> bytes:
     return data
 
 
-def load_tokenizer(content: bytes) -> Any:
-    """The `tokenizers.Tokenizer` of the bytes of a tokenizer.json, which neither cuts nor pads. Raises
-    `ConfigError`."""
+def load_tokenizer(content: bytes, name: str = TOKENIZER) -> Any:
+    """The `tokenizers.Tokenizer` of the bytes of a tokenizer.json, which neither cuts nor pads. `name`: the
+    file's, for the sentence. Raises `ConfigError`."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"{TOKENIZER} is not a tokenizer's: {error}") from error
+        raise ConfigError(f"{name} is not a tokenizer's: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -212,7 +212,11 @@ def _table_units(source: SourceFile, column: str, at: Position) -> Iterator[Unit
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(source.path, memory_map=False, buffer_size=UNIT_BYTES, pre_buffer=False) as table:
+        settings: Any = {"memory_map": False, "buffer_size": UNIT_BYTES, "pre_buffer": False}
+        with parquet.ParquetFile(source.path, **settings) as table:
+            leaves = [path for path in _leaves(table) if path.split(".")[0] == column]
+        # A text that is in many rows, and once in the file, is once in memory as well.
+        with parquet.ParquetFile(source.path, read_dictionary=leaves, **settings) as table:
             if column not in (names := table.schema_arrow.names):
                 raise ConfigError(
                     f"{source.name} has no column {column!r}: it has {', '.join(names)}; say --column NAME"
@@ -227,6 +231,11 @@ def _table_units(source: SourceFile, column: str, at: Position) -> Iterator[Unit
         ) from error
 
 
+def _leaves(table: Any) -> Iterator[str]:
+    """The paths of a table's columns, and of those within them."""
+    return (table.schema.column(number).path for number in range(len(table.schema)))
+
+
 def _table_rows(table: Any, column: str, first: int) -> Iterator[Any]:
     """The values of a column from row `first` on, few in memory at a time."""
     for number in range(table.num_row_groups):
@@ -239,7 +248,8 @@ def _table_rows(table: Any, column: str, first: int) -> Iterator[Any]:
             if first >= len(batch):
                 first -= len(batch)
                 continue
-            yield from batch.column(0).slice(first).to_pylist()
+            for value in batch.column(0).slice(first):
+                yield value.as_py()
             first = 0
 
 

@@ -10,8 +10,8 @@ exchanged and kept.
 import argparse
 import os
 import sys
-from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -32,34 +32,20 @@ from atoll.node.engines.hf_model import (
     tied_names,
 )
 from atoll.node.engines.hf_steps import HfSteps
-from atoll.node.engines.hf_weights import BaseWeights, locate
+from atoll.node.engines.hf_weights import BaseWeights, largest_size, locate
+from atoll.node.engines.hub_weights import REPORT_SECONDS
 from atoll.node.participant.batches import RunTokens, Share
-from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, read_spec
+from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported
 from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.optimizer import make_optimizer
 from atoll.node.trainer.process import (
-    LocalRank,
-    choose_device,
     collective_timeout,
-    endings_told,
-    rank_process_group,
+    run_rank,
     shard_model,
     share_cores,
 )
-from atoll.node.trainer_channel import LogLine
-
-
-def main(group: str) -> None:
-    """Be local rank `RANK` of `WORLD_SIZE`, who meet in the file `group`; return when the daemon is gone."""
-    me = LocalRank.of_environment()
-    with endings_told(f"trainer rank {me.rank}"), ExitStack() as stack:
-        spec = read_spec() or TrainerSpec()
-        with failures_reported(spec.channel):
-            spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
-            device = choose_device(spec.node, me)
-            stack.enter_context(rank_process_group(spec, me, device, group))
-        take_part(device)
+from atoll.node.trainer_channel import LogLine, Preparing
 
 
 def take_part(device: torch.device) -> None:
@@ -96,9 +82,9 @@ def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device, link:
     """The model on its device, sharded over the ranks; with adapters its frozen weights are read, all else has no
     values yet. Raises `ConfigError`, `ResourceError`."""
     hf = spec.run.hf
-    weights = open_base(spec, ranks, link) if hf.lora.rank else None
-    model = build(hf)
+    model = build(hf, lambda sentence: link.send(LogLine(sentence)))
     check_vocabulary(model, spec.run)
+    weights = open_base(spec, ranks, link, largest_size(model)) if hf.lora.rank else None
     layers = layers_of(model)
     if spec.node.compile:
         for layer in layers:
@@ -110,14 +96,23 @@ def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device, link:
     return model
 
 
-def open_base(spec: TrainerSpec, ranks: RankGroup, link: DaemonLink) -> BaseWeights:
-    """The run's frozen weights on this machine, whose first rank fetches and compares them; `link` is told which.
-    Raises `AtollError`."""
+def open_base(spec: TrainerSpec, ranks: RankGroup, link: DaemonLink, largest: int) -> BaseWeights:
+    """The run's frozen weights on this machine, whose first rank fetches, `largest` bytes at most, and compares
+    them; `link` is told how far it is. Raises `AtollError`."""
+
+    def tell(sentence: str) -> None:
+        link.send(Preparing(sentence))
+
+    folder = ""
     if ranks.is_first_on_host:
         link.send(LogLine(f"gets and compares the run's frozen weights, {spec.node.base or spec.run.hf.base}"))
-        BaseWeights.open(locate(spec.run.hf, spec.node)).check(spec.run.hf.digest)
-    ranks.barrier()
-    return BaseWeights.open(locate(spec.run.hf, spec.node))
+        folder = str(locate(spec.run.hf, spec.node, largest, tell))
+        tell("compares the frozen weights that it has with the run's")
+        BaseWeights.open(Path(folder)).check(spec.run.hf.digest)
+    ranks.meet(lambda: tell("waits until the node's other machines have the run's frozen weights"), REPORT_SECONDS)
+    folders = ranks.gather(folder, str)
+    tell("reads the run's frozen weights")
+    return BaseWeights.open(Path(folders[ranks.hosts.index(ranks.hosts[ranks.rank])]))
 
 
 def check_vocabulary(model: nn.Module, run: RunConfig) -> None:
@@ -135,8 +130,7 @@ if __name__ == "__main__":
         description="One local rank of transformers as a trainer; started by atoll.node.trainer.launcher."
     )
     parser.add_argument("--group", default="", help="file in which the local ranks meet")
-    with suppress(KeyboardInterrupt):
-        main(parser.parse_args().group)
+    run_rank(parser.parse_args().group, take_part)
     # A process group that a sharded model still refers to has threads, which abort a process whose memory is torn
     # down in order. Everything is written: it is left as it is, as by a rank that was forked.
     sys.stdout.flush()

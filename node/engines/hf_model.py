@@ -11,8 +11,7 @@ import hashlib
 import json
 import math
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +31,7 @@ PROBE_SIZES = {
     **dict.fromkeys(("vocab_size", "intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner"), 64),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8),
 }
+PROBE_SPECIAL_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
 ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the head
 BASE_LAYER = ".base_layer."  # in the name of a frozen matrix that has an adapter
 # Parameters by what is done with them: 6 FLOP for each and token, forward and twice backward; where only what
@@ -39,9 +39,10 @@ BASE_LAYER = ".base_layer."  # in the name of a frozen matrix that has an adapte
 TRAINED_FLOPS, FROZEN_FLOPS = 6, 4
 
 
-def build(hf: HfConfig) -> nn.Module:
-    """The model with its adapters, parameters on the meta device, buffers with their values. Raises `ConfigError`
-    for what transformers or peft has not, and for what cannot be trained on packed documents."""
+def build(hf: HfConfig, tell: Callable[[str], None] = lambda sentence: None) -> nn.Module:
+    """The model with its adapters, parameters on the meta device, buffers with their values. `tell` takes what the
+    volunteer should know of it. Raises `ConfigError` for what transformers or peft has not, and for what cannot be
+    trained on packed documents."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -63,20 +64,20 @@ def build(hf: HfConfig) -> nn.Module:
             )
         if hf.lora.rank:
             add_adapters(model, hf.lora)
-    check_isolation(hf)  # not in the context above: its parameters have values
+    check_isolation(hf, tell)  # not in the context above: its parameters have values
     model.tie_weights()
     model.config.use_cache = False
     assert isinstance(model, nn.Module)
     return model
 
 
-def check_isolation(hf: HfConfig) -> None:
+def check_isolation(hf: HfConfig, tell: Callable[[str], None]) -> None:
     """Raise `ConfigError` where a token's logits depend on a later token, or on another document of the sample:
-    asked of a small model of the class on the CPU. What cannot be made small, or computed there, is not asked,
-    which trainer.log says."""
+    asked of a small model of the class on the CPU. What cannot be made small, or computed there, is refused, too,
+    unless the run assumes that it is as it should be: `tell` is told then."""
     from transformers import AutoModelForCausalLM
 
-    small = HfConfig(config=json.dumps(_small(hf.content)), dtype=BaseDtype.FP32)
+    small = HfConfig(config=json.dumps(_small(hf.content) | PROBE_SPECIAL_TOKENS), dtype=BaseDtype.FP32)
     try:
         config = model_config(small)
         kind = AutoModelForCausalLM._model_mapping[type(config)]
@@ -91,11 +92,16 @@ def check_isolation(hf: HfConfig) -> None:
                     nn.init.normal_(parameter, std=PROBE_DEVIATION)
         earlier, later = _probe(model, 0), _probe(model, PROBE_TOKENS - 1)
     except Exception as error:  # of each architecture its own
-        print(
-            f"whether {hf.architecture} keeps a sample's documents apart could not be tried on a small model: "
-            f"{_sentence(error)}",
-            file=sys.stderr,
+        untried = (
+            f"whether {hf.architecture} keeps documents apart that share a sample could not be tried on a small "
+            f"model of it ({_sentence(error)})"
         )
+        if not hf.assume_isolation:
+            raise ConfigError(
+                f"{untried}: where you know that it does, or each sample is one document, set "
+                "hf.assume_isolation=true"
+            ) from None
+        tell(f"{untried}: the run assumes that it does, hf.assume_isolation")
         return
     if earlier or later:
         reason = "a token sees those after it" if later else "documents in one sample see one another"
@@ -127,7 +133,7 @@ def _small(content: dict[str, Any]) -> dict[str, Any]:
     made |= {key: min(made[key], most) for key, most in PROBE_SIZES.items() if isinstance(made.get(key), int)}
     if isinstance(kinds := made.get("layer_types"), list):
         made["layer_types"] = kinds[: PROBE_SIZES["num_hidden_layers"]]
-    return made | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)  # one of the few tokens
+    return made | PROBE_SPECIAL_TOKENS if "vocab_size" in made else made
 
 
 def model_config(hf: HfConfig) -> Any:

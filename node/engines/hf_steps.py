@@ -5,7 +5,6 @@ memory does not suffice a node of one rank halves it, then computes activations 
 wait for the others: their node ends with a sentence that says what to set.
 """
 
-import gc
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,8 +19,9 @@ from atoll.comm.faults import fault_point
 from atoll.node.config import Checkpointing, NodeConfig
 from atoll.node.participant.batches import Batch, RunTokens, Share, learned, moved, pieces
 from atoll.node.participant.daemon_link import is_out_of_memory
-from atoll.node.participant.participant import bounded_loss
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.step_outcome import bounded_loss
+from atoll.node.trainer.unfinished_step import forget_step
 
 T = TypeVar("T")
 MICRO_BATCH_TOKENS = 8192  # of a micro-batch whose size is not given
@@ -97,7 +97,7 @@ class HfSteps:
                 if spent or self._ranks.size > 1 or not is_out_of_memory(error):
                     raise
             # Only now: what was computed lives as long as the error's traceback.
-            self._clear()
+            forget_step(self._model, self._device)
             if self._size > 1:
                 self._size //= 2
                 self.tell(f"ran out of memory: goes on with micro-batches of {self._size}")
@@ -111,15 +111,6 @@ class HfSteps:
         model: Any = self._model
         enable = getattr(model, "activation_checkpointing_enable", None)  # of a later 5.x the only name
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-
-    def _clear(self) -> None:
-        self._model.zero_grad(set_to_none=True)
-        if isinstance(self._model, FSDPModule):
-            self._model.reset_iter_state()
-            self._model.zero_grad(set_to_none=True)
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def summed_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -10,22 +10,25 @@ files: the same weights in one file or in several have one digest. Nothing is re
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from atoll.comm.config.hf import HUB, HfConfig
+from atoll.comm.config.hf import HfConfig
+from atoll.comm.config.model_source import HUB
 from atoll.comm.digest import digest, root
-from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
 from atoll.node.config import NodeConfig
+from atoll.node.engines.hub_weights import INDEX, WEIGHTS, NotFetched, fetch_weights, newest_cached
 from atoll.node.participant.flat_vector import local_block, local_tensor
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_ELEMENT_BYTES = 4  # of a tensor in a file
+SPARE_SHARE, SPARE_BYTES = 1.01, 1 << 26  # of a model's files beyond its tensors
 SPARE = ".rotary_emb.inv_freq"  # in some files: computed, not read
 
 
@@ -36,16 +39,25 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("source", help="a folder, or hf://org/name")
     source = parser.parse_args(arguments).source
     demand("a digest of a model's weights", "safetensors")
-    print(BaseWeights.open(fetched(source) if source.startswith(HUB) else Path(source).expanduser()).digest())
+    folder = fetch_weights(source) if source.startswith(HUB) else Path(source).expanduser()
+    print(BaseWeights.open(folder).digest())
 
 
-def locate(hf: HfConfig, node: NodeConfig) -> Path:
-    """The folder with the run's frozen weights on this machine; those of the hub are fetched. Raises `ConfigError`
-    where the volunteer has to say it, `ResourceError` where they cannot be fetched."""
+def locate(
+    hf: HfConfig, node: NodeConfig, largest: int | None = None, tell: Callable[[str], None] = lambda sentence: None
+) -> Path:
+    """The folder with the run's frozen weights on this machine; those of the hub are fetched, `largest` bytes at
+    most, and `tell` takes sentences on how far that is. Raises `ConfigError` where the volunteer has to say it, or
+    the files are larger, `ResourceError` where they cannot be fetched."""
     if node.base:
         return Path(node.base).expanduser()
     if hf.base.startswith(HUB):
-        return fetched(hf.base)
+        try:
+            return fetch_weights(hf.base, largest, tell)
+        except NotFetched:  # whether an earlier life's are the run's, their digest says
+            if (cached := newest_cached(hf.base)) is None:
+                raise
+            return cached
     if not node.files:
         raise ConfigError(
             f"the run's frozen weights are in the folder {hf.base} of each machine: say where this one has them, "
@@ -54,21 +66,12 @@ def locate(hf: HfConfig, node: NodeConfig) -> Path:
     return Path(hf.base).expanduser()
 
 
-def fetched(url: str) -> Path:
-    """The folder of hf://org/name[@revision] in this machine's cache of the hub; what it lacks is fetched, where
-    it was broken off. Raises `ResourceError`."""
-    demand(f"a node of a run with hf.base={url}", "huggingface_hub")
-    from huggingface_hub import snapshot_download
-
-    name, _, revision = url.removeprefix(HUB).partition("@")
-    try:
-        patterns = [WEIGHTS, INDEX, "model-*.safetensors"]
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except Exception as error:  # the hub's client raises its own, and those of two HTTP libraries
-        said = str(error).strip().partition("\n")[0]
-        raise ResourceError(
-            f"cannot fetch the run's frozen weights {url}: {said}; or give a folder that has them, base=FOLDER"
-        ) from None
+def largest_size(model: nn.Module) -> int:
+    """The bytes that files with the model's frozen tensors have at most: of fp32, tied ones under each of their
+    names, and a little more."""
+    every = model.named_parameters(remove_duplicate=False)
+    exact = LARGEST_ELEMENT_BYTES * sum(p.numel() for _, p in every if not p.requires_grad)
+    return int(SPARE_SHARE * exact) + SPARE_BYTES
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,21 @@ class BaseWeights:
     def open(cls, folder: Path) -> "BaseWeights":
         """The tensors of `model.safetensors`, or of the files that its index names. Raises `ConfigError` where
         they are not there, or damaged."""
+        if not folder.is_dir():
+            raise ConfigError(
+                f"there is no folder {folder} with the run's frozen weights: give the one where this machine has "
+                "them, base=FOLDER"
+            )
         names = [WEIGHTS]
         if (folder / INDEX).exists():
             try:
-                names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-            except (OSError, ValueError, KeyError, AttributeError, TypeError):
+                named = json.loads((folder / INDEX).read_text())["weight_map"].values()
+                names = sorted({Path(name).name for name in named})
+            except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
                 raise ConfigError(f"{folder / INDEX} is damaged") from None
         files: dict[str, Path] = {}
         for name in names:
-            path = folder / Path(name).name
+            path = folder / name
             with _opened(path) as file:
                 files.update(dict.fromkeys(file.keys(), path))
         return cls(folder, files)
@@ -104,7 +113,7 @@ class BaseWeights:
         if (found := self.digest()) != expected:
             raise ConfigError(
                 f"the weights in {self.folder} are not those of this run: their digest is {found}, the run's "
-                f"hf.digest {expected}: get the run's own, or leave base= to have them fetched"
+                f"hf.digest {expected}: get the run's own, or leave base= out to have them fetched"
             )
 
     @torch.no_grad()

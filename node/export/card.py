@@ -18,6 +18,7 @@ from atoll.node.export.weights import StateFacts, WeightDtype
 
 MAX_CONTRIBUTORS = 200  # that are listed by name
 MAX_NAME = 80  # characters of a node's name
+HUB_NAME = r"[\w.-]+/[\w.-]+"
 PUNCTUATION = "\\`*_{}[]<>()#+-.!|~&:"  # has a meaning in Markdown
 
 
@@ -34,6 +35,9 @@ class CardFacts:
     contributors: Sequence[tuple[str, int]] = ()  # name and tokens, the most first
     val_loss: float | None = None  # nats a token, of this state
     tokenizer: bool = False  # its files are beside the card
+    base: str = ""  # ORG/NAME of the model that the run began with, or has adapters for, where its user says it
+    license: str = ""  # the Hub's identifier
+    packages: Sequence[str] = ()  # NAME or NAME==VERSION, that have the run's plugins
 
 
 def card(facts: CardFacts) -> str:
@@ -62,7 +66,9 @@ def _front_matter(facts: CardFacts) -> list[str]:
     if facts.model.transformers:
         library = "peft" if facts.model.adapters else "transformers"
         lines += [f"library_name: {library}", "pipeline_tag: text-generation"]
-    if base := _base_model(facts):
+    if facts.license:
+        lines.append(f"license: {json.dumps(facts.license)}")
+    if base := base_model(facts):
         lines.append(f"base_model: {json.dumps(base)}")
     hub = [s.url.removeprefix("hf://datasets/") for s in facts.sources if s.url.startswith("hf://datasets/")]
     if names := sorted({"/".join(url.split("/")[:2]) for url in hub}):
@@ -70,10 +76,16 @@ def _front_matter(facts: CardFacts) -> list[str]:
     return [*lines, "tags:", "- atoll", "- diloco", "- decentralized-training", "---", ""]
 
 
-def _base_model(facts: CardFacts) -> str:
-    """The model of the Hub that adapters are of; empty: there is none, or it is a folder of the nodes'."""
-    base = facts.model.config.get("base_model_name_or_path") if facts.model.adapters else None
-    return str(base) if re.fullmatch(r"[\w.-]+/[\w.-]+", str(base)) else ""
+def base_model(facts: CardFacts) -> str:
+    """ORG/NAME of the model of the Hub that adapters are for, or that the run began with; empty: there is none, or
+    the run's config names it otherwise."""
+    if facts.base:
+        return facts.base
+    if facts.model.adapters:
+        base = str(facts.model.config.get("base_model_name_or_path"))
+        return base if re.fullmatch(HUB_NAME, base) else ""
+    found = re.match(rf"hf://(?!datasets/|spaces/)({HUB_NAME})(?:[@/]|$)", facts.config.init_from)
+    return found[1] if found else ""
 
 
 def _first_sentence(facts: CardFacts) -> str:
@@ -81,8 +93,9 @@ def _first_sentence(facts: CardFacts) -> str:
     if facts.model.adapters:
         kind, weights = "set of LoRA adapters", "adapters"
     elif facts.model.architectures:
-        kind = f"`{facts.model.architectures[0]}`"
-    base = f" for {_plain(_base_model(facts))}" if _base_model(facts) else ""
+        kind = _plain(facts.model.architectures[0])
+    named = base_model(facts) if facts.model.adapters else ""
+    base = f" for {_plain(named)}" if named else ""
     return (
         f"A {kind} with {facts.n_params:,} parameters{base}, trained by the members of the Atoll run "
         f"{_plain(facts.config.name)}: low-communication data-parallel training (DiLoCo) on machines that share "
@@ -93,13 +106,10 @@ def _first_sentence(facts: CardFacts) -> str:
 
 def _run_rows(facts: CardFacts) -> list[tuple[str, str]]:
     state = facts.state
-    after = "" if state.tokens_round == state.round else f" after round {state.tokens_round:,}"
-    rows = [
-        ("Run", f"{_plain(state.run)} (`{state.run_id}`)"),
-        ("Rounds", f"{state.round:,}"),
-        ("Tokens", f"{state.tokens:,}{after}"),
-        ("State digest", f"`{state.state_digest}` (as the round's commit record has it)"),
-    ]
+    rows = [("Run", f"{_plain(state.run)} (`{state.run_id}`)"), ("Rounds", f"{state.round:,}")]
+    if state.tokens_round == state.round:  # else they are those of an earlier snapshot
+        rows.append(("Tokens", f"{state.tokens:,}"))
+    rows.append(("State digest", f"`{state.state_digest}` (as the round's commit record has it)"))
     if facts.val_loss is not None:
         rows.append(("Validation loss", f"{facts.val_loss:.4f} nats a token"))
     total = sum(source.weight for source in facts.sources)
@@ -108,19 +118,19 @@ def _run_rows(facts: CardFacts) -> list[tuple[str, str]]:
         share = f", {100 * source.weight / total:.3g} % of the samples" if len(facts.sources) > 1 else ""
         rows.append(("Data set", f"{name} (`{source.digest}`){share}"))
     if not facts.sources:
-        rows.append(("Data", _data_without_name(facts.config.data.kind)))
+        rows.append(("Data", _data_without_name(facts)))
     weights = "fp32, as trained" if facts.dtype is WeightDtype.FP32 else "bf16, rounded from fp32"
     return [*rows, ("Weights", weights)]
 
 
-def _data_without_name(kind: DataKind) -> str:
-    match kind:
+def _data_without_name(facts: CardFacts) -> str:
+    match (config := facts.config).data.kind:
         case DataKind.STDLIB:
             return "the Python standard library's own source, as bytes: a token is a byte"
         case DataKind.BYTES:
             return "text files of each node, as bytes: a token is a byte"
         case DataKind.PLUGIN:
-            return "those of the run's plugin, a package that each node has"
+            return f"those of {_plugin(facts, config.data.plugin)}, which each node has installed"
         case _:
             return "each node's own; the run does not name it"
 
@@ -130,8 +140,7 @@ def _training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     model, inner, outer, rounds = run.model, run.inner, run.outer, run.rounds
     shape = (
         f"{model.layers} layers of {model.dim}, {model.heads} heads ({model.kv_heads} for keys and values), "
-        f"{model.ffn_dim} in the feed-forward part, vocabulary of {model.vocab_size:,}, "
-        f"{model.seq_len:,} tokens of context"
+        f"{model.ffn_dim} in the feed-forward part, vocabulary of {model.vocab_size:,}"
     )
     described = facts.model.transformers and run.engine is Engine.BUILTIN
     rows = [("Model", shape)] if described else [("Engine", str(run.engine))]
@@ -141,10 +150,12 @@ def _training_rows(facts: CardFacts) -> list[tuple[str, str]]:
         adapters = f", LoRA adapters of rank {run.hf.lora.rank}" if run.hf.lora.rank else ""
         rows.append(("Model", f"transformers' {_plain(run.hf.architecture)}{adapters}"))
     if run.model.plugin:
-        rows.append(("Model", f"the plugin {_plain(run.model.plugin)}"))
-    rule = f"the plugin {_plain(outer.plugin)}" if outer.plugin else "Nesterov"
+        rows.append(("Model", _plugin(facts, run.model.plugin)))
+    rule = _plugin(facts, outer.plugin) if outer.plugin else "Nesterov"
     return [
         *rows,
+        *_beginning(facts),
+        *_lengths(facts),
         (
             "Inner optimizer",
             f"{inner.optimizer}, peak learning rate {inner.peak_lr:g}, {inner.batch_size} sequences a step and "
@@ -154,6 +165,36 @@ def _training_rows(facts: CardFacts) -> list[tuple[str, str]]:
         ("Rounds of", f"{rounds.inner_steps:,} inner steps, exchanged as {run.reduce.codec}"),
         ("Seed", str(run.seed)),
     ]
+
+
+def _beginning(facts: CardFacts) -> list[tuple[str, str]]:
+    """What the run began with, where its config names that."""
+    run, base, rows = facts.config, _plain(base_model(facts)), list[tuple[str, str]]()
+    if facts.model.adapters:
+        rows.append(("Base model", base or "a folder of the run's nodes, which has no public name"))
+    if run.init_from:
+        named = base if base and not facts.model.adapters else ""
+        rows.append(("Begun with", named or "weights of an earlier training, which have no public name"))
+    return rows
+
+
+def _lengths(facts: CardFacts) -> list[tuple[str, str]]:
+    """How long the sequences were that the run trained on, and how long the model takes them."""
+    run = facts.config
+    if run.data.kind is DataKind.SCRIPT:
+        return []
+    longest = None
+    if facts.model.transformers:
+        model = run.model
+        longest = run.hf.positions if run.engine is Engine.HF else max(model.max_positions, model.seq_len)
+    takes = f"; the model takes up to {longest:,}" if longest else ""
+    return [("Sequences", f"trained on {run.model.seq_len:,} tokens each{takes}")]
+
+
+def _plugin(facts: CardFacts, name: str) -> str:
+    """A plugin, and the packages that the run's plugins are of."""
+    packages = ", ".join(facts.packages)
+    return f"the plugin {_plain(name)}" + (f" ({_plain(packages)})" if packages else "")
 
 
 def _contributors(facts: CardFacts) -> list[str]:
@@ -174,18 +215,36 @@ def _usage(facts: CardFacts) -> list[str]:
             "it is. Load them with `safetensors.torch.load_file`.",
             "",
         ]
+    if facts.model.adapters and not base_model(facts):
+        return [*_adapters_alone(), *_tokenizer_note(facts)]
     library, loader = ("peft", "AutoPeft") if facts.model.adapters else ("transformers", "Auto")
     lines = ["```python", f"from {library} import {loader}ModelForCausalLM"]
     load = [f'model = {loader}ModelForCausalLM.from_pretrained("THIS_FOLDER_OR_REPOSITORY")']
     if facts.tokenizer:
         lines.append("from transformers import AutoTokenizer")
         load.insert(0, 'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER_OR_REPOSITORY")')
-    lines += ["", *load, "```", ""]
-    if not facts.tokenizer:
-        by_bytes = facts.config.data.kind in (DataKind.STDLIB, DataKind.BYTES)
-        why = "a token is a byte of UTF-8" if by_bytes else "give the one that the run was trained with"
-        lines += [f"There is no tokenizer among these files: {why}.", ""]
-    return lines
+    return [*lines, "", *load, "```", "", *_tokenizer_note(facts)]
+
+
+def _adapters_alone() -> list[str]:
+    return [
+        "```python",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM",
+        "",
+        'base = AutoModelForCausalLM.from_pretrained("BASE_MODEL")',
+        'model = PeftModel.from_pretrained(base, "THIS_FOLDER_OR_REPOSITORY")',
+        "```",
+        "",
+    ]
+
+
+def _tokenizer_note(facts: CardFacts) -> list[str]:
+    if facts.tokenizer:
+        return []
+    by_bytes = facts.config.data.kind in (DataKind.STDLIB, DataKind.BYTES)
+    why = "a token is a byte of UTF-8" if by_bytes else "give the one that the run was trained with"
+    return [f"There is no tokenizer among these files: {why}.", ""]
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from atoll.comm.errors import ConfigError, Unreachable
+from atoll.comm.terminal import say
 from atoll.node.export import commit_records, hub
 from atoll.node.export.commit_records import CommitRecords
 from atoll.node.export.evaluation import TASKS, EvaluationOptions, evaluate
@@ -61,6 +62,14 @@ path_option = click.Path(path_type=Path)
     "--rounds", type=path_option, default=None, help="The run's commit records, rounds.jsonl: who contributed."
 )
 @click.option("--coordinator", default="", help="HTTP URL of the coordinator's page: who contributed.")
+@click.option(
+    "--base",
+    default="",
+    metavar="ORG/NAME",
+    show_default="as the run's config says",
+    help="What the run began with, or its adapters are for, as the Hub calls it: for the card.",
+)
+@click.option("--license", "license_", default="", help="The Hub's identifier, such as apache-2.0: for the card.")
 @click.option("--push", default="", metavar="ORG/NAME", help="Send the folder to the Hugging Face Hub.")
 @click.option("--public", is_flag=True, help="The repository of --push is for everybody; else it is private.")
 @click.option(
@@ -87,6 +96,8 @@ def export(
     tokenizer: Path | None,
     rounds: Path | None,
     coordinator: str,
+    base: str,
+    license_: str,
     push: str,
     public: bool,
     every: int | None,
@@ -98,12 +109,13 @@ def export(
     """Write the model as a node has it on its disk: a whole Hugging Face model folder, or a single file.
 
     STATE_DIR is the node's (~/.atoll/node unless it was told another); its daemon may run meanwhile. A folder has
-    weights, configs, the tokenizer of the run's data set, and a model card. A single file has a config.json beside
-    it.
+    weights, configs, the tokenizer of the run's data set, and a model card. The config of a
+    single file X.safetensors is X.config.json beside it, of model.safetensors config.json.
     """
     state_dir, out = state_dir.expanduser(), out.expanduser()
     if out.suffix == SUFFIX:
         given = {"--tokenizer": tokenizer, "--rounds": rounds, "--coordinator": coordinator, "--push": push}
+        given |= {"--base": base, "--license": license_}
         for name in (name for name, value in {**given, "--every": every}.items() if value):
             raise ConfigError(f"{name} is for a folder, and {out.name} is a single file: give --out FOLDER")
         naming, number = TensorNaming(layout or TensorNaming.NAMES), WeightDtype(dtype or WeightDtype.FP32)
@@ -119,7 +131,10 @@ def export(
         parse_size(shard_size),
         tokenizer.expanduser() if tokenizer is not None else None,
         overwrite,
+        base,
+        license_,
     )
+    options.check()
     records = _records(rounds, coordinator, away=every is not None)
     repository = HubRepository(push, public, overwrite=overwrite) if push else None
     if repository is not None:
@@ -139,7 +154,7 @@ def export(
             every,
             keep,
             exporter,
-            click.echo,
+            say,
             finished=partial(commit_records.is_finished, coordinator) if coordinator else None,
             publish=partial(_push, repository) if repository is not None else None,
         ).follow(threading.Event().wait)
@@ -192,16 +207,16 @@ def parse_size(text: str) -> int:
 
 def _tell(done: ExportResult, out: Path, as_json: bool) -> None:
     for note in done.notes:
-        click.echo(note, err=True)
+        say(note, err=True)
     if as_json:
         click.echo(json.dumps({**asdict(done), "out": str(out)}))
     else:
-        click.echo(f"run {done.run}, round {done.round}: {done.n_params:,} parameters are in {out}")
+        say(f"run {done.run}, round {done.round}: {done.n_params:,} parameters are in {out}")
 
 
 def _push(repository: HubRepository, run: str, round_: int, folder: Path) -> None:
     url = hub.push(folder, repository, f"Round {round_} of run {run}")
-    click.echo(f"run {run}, round {round_}: sent to {url}", err=True)
+    say(f"run {run}, round {round_}: sent to {url}", err=True)
 
 
 def _records(rounds: Path | None, coordinator: str, away: bool) -> Callable[[], CommitRecords | None]:
@@ -220,7 +235,7 @@ def _records(rounds: Path | None, coordinator: str, away: bool) -> Callable[[], 
         except Unreachable as error:
             if not away:
                 raise
-            click.echo(str(error), err=True)
+            say(str(error), err=True)
         return latest
 
     return fetched

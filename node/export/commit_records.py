@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError, ResourceError, Unreachable
 
 PAGE_RECORDS = 1000  # of an answer
@@ -23,11 +24,14 @@ TIMEOUT = 20.0  # seconds for an answer
 MAX_ANSWER_BYTES = 64 << 20
 
 
+Tokens = Annotated[float, msgspec.Meta(ge=0, le=2**63)]
+
+
 class CommitRecord(msgspec.Struct, frozen=True):
     """The part of a commit record that an export needs."""
 
     round: int
-    contributors: dict[str, float] = {}  # tokens that each node contributed
+    contributors: dict[str, Tokens] = {}  # tokens that each node contributed
     tokens: int = 0  # committed by the run, this round included
     state_digest: str = ""  # hexadecimal; empty: nobody has told it yet
     val_loss: float | None = None  # of the anchor after the round
@@ -73,7 +77,7 @@ def read_file(path: Path) -> CommitRecords:
             return CommitRecords(_valid(decode(line) for line in file if line.strip()))
     except OSError as error:
         raise ConfigError(f"cannot read the commit records in {path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ConfigError(f"{path} has a line that is no commit record: {error}") from None
 
 
@@ -119,7 +123,7 @@ def _get(url: str) -> Any:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             return json.loads(answer.read(MAX_ANSWER_BYTES))
-    except (OSError, HTTPException, ValueError) as error:
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", error)
         raise Unreachable(
             f"no coordinator's page at {url} ({reason}): is it running, is the port right?"

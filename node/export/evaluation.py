@@ -15,6 +15,7 @@ from typing import Any
 
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.extras import demand
+from atoll.node.checkpoint.hf_adapters import CONFIG as ADAPTER_CONFIG
 from atoll.node.data.manifest import TOKENIZER
 from atoll.node.export.tokenizer import special_tokens
 from atoll.node.export.weights import SUFFIX, read_facts
@@ -64,6 +65,11 @@ def _check(export: Path) -> None:
             f"{export} is not a folder: give what `atoll export STATE_DIR --out FOLDER` wrote, or any folder of a "
             "Hugging Face model"
         )
+    if (export / ADAPTER_CONFIG).is_file() and not (export / "config.json").is_file():
+        raise ConfigError(
+            f"{export} has adapters ({ADAPTER_CONFIG}), and no model to evaluate: merge them into their base by "
+            f"peft's merge_and_unload, or run lm_eval --model hf --model_args pretrained=BASE,peft={export}"
+        )
     if not (export / "config.json").is_file():
         raise ConfigError(f"{export} has no config.json: it is not a folder of a Hugging Face model")
     if not (export / TOKENIZER).is_file():
@@ -97,7 +103,7 @@ def _run(export: Path, options: EvaluationOptions) -> dict[str, Any]:
             num_fewshot=options.few_shot,
             limit=options.limit,
             batch_size=options.batch_size,
-            device=options.device or None,
+            device=options.device or _device(),
             log_samples=False,
             bootstrap_iters=1000,
         )
@@ -106,6 +112,13 @@ def _run(export: Path, options: EvaluationOptions) -> dict[str, Any]:
     except Exception as error:  # tasks, datasets and transformers raise what they like
         raise EvaluationFailed(f"the tasks could not be run: {type(error).__name__}: {error}") from error
     return dict(found)
+
+
+def _device() -> str:
+    """The device where the user names none: the harness's own default is a GPU, whether there is one or not."""
+    from transformers.utils import is_torch_cuda_available
+
+    return "cuda" if is_torch_cuda_available() else "cpu"
 
 
 def _figures(found: dict[str, Any]) -> dict[str, float]:

@@ -11,19 +11,21 @@ any size no more than a chunk is in memory.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.comm.config.plugin import PluginGroup
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.files import Room, room
 from atoll.comm.folders import atomic_folder
 from atoll.node.checkpoint.saved_run import SavedRun, choose_run
 from atoll.node.data.manifest import TOKENIZER
-from atoll.node.export.card import CardFacts, card
+from atoll.node.export.card import HUB_NAME, CardFacts, base_model, card
 from atoll.node.export.commit_records import CommitRecords
-from atoll.node.export.model_files import ModelFiles, TensorNaming, default_naming, model_files
+from atoll.node.export.model_files import ModelFiles, TensorNaming, default_naming, model_files, with_base
 from atoll.node.export.newest_state import ExportResult, write_newest, write_round
 from atoll.node.export.tokenizer import (
     COMPANIONS,
@@ -68,6 +70,15 @@ class FolderOptions:
     shard_bytes: int = SHARD_BYTES
     tokenizer: Path | None = None  # None: the data set's
     overwrite: bool = False  # replace an earlier export
+    base: str = ""  # ORG/NAME of the model that the run began with, or has adapters for; empty: as its config says
+    license: str = ""  # the Hub's identifier, for the card
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a base or a license that the Hub has no such name for."""
+        if self.base and not re.fullmatch(HUB_NAME, self.base):
+            raise ConfigError(f"--base is {self.base!r}: write ORG/NAME, as the Hugging Face Hub has it")
+        if self.license and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.license):
+            raise ConfigError(f"--license is {self.license!r}: write the Hub's identifier, such as apache-2.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class FolderExporter:
     def export(self, out: Path, round_: int | None = None) -> ExportResult:
         """Write the state of `round_`, or of the newest round that is whole, to the folder `out`. Raises
         `ConfigError`, `ResourceError`, or what `records` raises."""
+        self._options.check()
         check_replaceable(out, self._options.overwrite)
         if self._surroundings is None:
             self._surroundings = _surroundings(choose_run(self._state_dir, self._run), self._options)
@@ -114,7 +126,8 @@ class FolderExporter:
     def _write(self, saved: SavedRun, round_: int, out: Path, records: CommitRecords | None) -> ExportResult:
         options, around = self._options, self._surroundings
         assert around is not None, "export has got it"
-        model = model_files(saved, default_naming(saved) if options.naming is None else options.naming)
+        naming = default_naming(saved) if options.naming is None else options.naming
+        model = with_base(model_files(saved, naming), options.base)
         files = split_into_files(model.tensors, options.dtype, options.shard_bytes, model.stem)
         facts = state_facts(saved, round_)
         extra = dict(around.tokenizer.files) if around.tokenizer is not None else {}
@@ -143,11 +156,15 @@ class FolderExporter:
                 contributors,
                 val_loss,
                 around.tokenizer is not None,
+                options.base,
+                options.license,
+                plugin_packages(saved.manifest.run),
             )
             extra[CARD] = card(about).encode()
             for name, data in extra.items():
                 (folder / name).write_bytes(data)
-        return ExportResult(facts.run, round_, saved.chunks.numel, facts.state_digest, around.notes)
+        notes = (*around.notes, *_card_notes(about, records is not None))
+        return ExportResult(facts.run, round_, saved.chunks.numel, facts.state_digest, notes)
 
 
 def check_replaceable(out: Path, overwrite: bool) -> None:
@@ -205,6 +222,27 @@ def _surroundings(saved: SavedRun, options: FolderOptions) -> _Surroundings:
     return _Surroundings(tokenizer, tuple(sources), tuple(notes))
 
 
+def plugin_packages(run: RunConfig) -> tuple[str, ...]:
+    """The packages that the run's plugins are of: as its config says, else those that this machine has."""
+    if run.plugin_packages:
+        return tuple(run.plugin_packages)
+    plugins = (plugin for group in PluginGroup if (plugin := run.plugin(group)) is not None)
+    return tuple(dict.fromkeys(package for plugin in plugins if (package := plugin.package)))
+
+
+def _card_notes(about: CardFacts, with_records: bool) -> Iterator[str]:
+    """What the card lacks, and who can say it."""
+    if not with_records:
+        yield "the card is without tokens, loss and contributors: give --coordinator URL, or --rounds rounds.jsonl"
+    if about.model.adapters and not base_model(about):
+        yield (
+            "the adapters do not say which model they are for: the run's hf.base is a folder; give --base "
+            "ORG/NAME, as the Hub calls it"
+        )
+    elif about.config.init_from and not base_model(about):
+        yield "the card does not name what the run began with: give --base ORG/NAME, if the Hub has it"
+
+
 def _write_weights(
     folder: Path, saved: SavedRun, files: tuple[WeightFile, ...], dtype: WeightDtype, facts: StateFacts
 ) -> StateFacts:
@@ -222,13 +260,15 @@ def _configs(
     """The model's config and what `generate` begins with."""
     if not model.transformers:
         return {model.config_name: _json({**facts.texts(), **model.config})}
-    if model.adapters:
-        return {model.config_name: _json(model.config)}
     ids = dict(tokenizer.ids) if tokenizer is not None else {}
+    ends = {"eos_token_id": list(tokenizer.ends)} if tokenizer is not None and len(tokenizer.ends) > 1 else {}
+    if model.adapters:
+        generation_of_adapters = {GENERATION_CONFIG: _json(ids | ends)} if ids else {}
+        return {model.config_name: _json(model.config), **generation_of_adapters}
     config = model.config | {"dtype": dtype.torch_name, "torch_dtype": dtype.torch_name} | ids
     given = tokenizer.files.get(GENERATION_CONFIG) if tokenizer is not None else None
     generation = {"_from_model_config": True} if given is None else json_object(given, GENERATION_CONFIG)
-    return {model.config_name: _json(config), GENERATION_CONFIG: _json({**ids, **generation})}
+    return {model.config_name: _json(config), GENERATION_CONFIG: _json({**ids, **ends, **generation})}
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
-from atoll.comm.folders import remove_folder
+from atoll.comm.folders import clear_abandoned, remove_folder
 from atoll.node.checkpoint.saved_run import SavedRun, choose_run
+from atoll.node.export.folder import check_replaceable
 from atoll.node.export.newest_state import ExportResult
 from atoll.node.export.weights import SUFFIX, read_facts
 
 POLL_INTERVAL = 5.0  # seconds between two looks at the state directory
+AMOUNT = re.compile(r"\d[\d,]*\.\d+")  # such as the room on a disk, which is another each time
 FOLDER_NAME = re.compile(r"round-(\d{6,})")
 
 
@@ -46,7 +48,10 @@ class Follower:
     # Called with the newest folder until it succeeds, and at each start: done twice, it does nothing.
     publish: Callable[[str, int, Path], None] | None = None
     _published: int = field(default=-1, init=False)
-    _trouble: str = field(default="", init=False)
+    _checked: set[int] = field(default_factory=set, init=False)  # rounds whose folders are exports of this run
+    # Of this look and of the one before, without the amounts in them.
+    _troubles: set[str] = field(default_factory=set, init=False)
+    _troubles_before: set[str] = field(default_factory=set, init=False)
     _begun: bool = field(default=False, init=False)  # something was exported
 
     def follow(self, wait: Callable[[float], bool]) -> None:
@@ -58,6 +63,7 @@ class Follower:
 
     def look(self) -> bool:
         """Export what is due now; True: the run is finished and nothing is left to do. Raises `ConfigError`."""
+        self._troubles_before, self._troubles = self._troubles, set()
         try:
             saved = choose_run(self.state_dir, self.run)
         except ResourceError as error:  # the node has only begun
@@ -73,6 +79,7 @@ class Follower:
         if done is not None and (gone := missed_rounds(rounds, self.every, done)):
             self._report(f"rounds {', '.join(map(str, gone))} are no longer on the node's disk, and are left out")
         failed = [r for r in (due[-self.keep :] if self.keep else due) if not self._export(r)]
+        self._remove_old()
         published = self._publish(saved.manifest.run.name)
         return over and not failed and published
 
@@ -88,7 +95,8 @@ class Follower:
         if not self.folder.is_dir():
             return []
         found = (FOLDER_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
-        return sorted(int(match[1]) for match in found if match)
+        rounds = (int(match[1]) for match in found if match)
+        return sorted({round_ for round_ in rounds if self.path(round_).is_dir()})
 
     def path(self, round_: int) -> Path:
         """The folder of a round."""
@@ -102,15 +110,22 @@ class Follower:
         except AtollError as error:
             self._report(f"round {round_} is not exported: {error}")
             return False
-        self._trouble = ""
+        self._checked.add(round_)
         if not self._begun:
             for note in done.notes:
                 self.say(note)
         self._begun = True
         self.say(f"run {done.run}, round {round_}: {done.n_params:,} parameters are in {self.path(round_)}")
-        for old in self.exported()[: -self.keep] if self.keep else []:
-            remove_folder(self.path(old))
         return True
+
+    def _remove_old(self) -> None:
+        """Remove all but the newest folders, and what killed jobs have left of others."""
+        clear_abandoned(self.folder, "round-[0-9]*")
+        for old in self.exported()[: -self.keep] if self.keep else []:
+            try:
+                remove_folder(self.path(old))
+            except OSError as error:
+                self._report(f"{self.path(old)} cannot be removed: {error.strerror}")
 
     def _publish(self, run: str) -> bool:
         """Publish the newest folder; False: it has to be tried again."""
@@ -128,20 +143,26 @@ class Follower:
         return True
 
     def _check_folder(self, saved: SavedRun) -> None:
-        """Raise `ConfigError` if the folder has exports of another run."""
-        for round_ in self.exported()[-1:]:
-            for path in sorted(self.path(round_).glob(f"*{SUFFIX}"))[:1]:
-                if (other := read_facts(path).get("run_id", "")) not in ("", saved.run_id):
-                    raise ConfigError(
-                        f"{self.folder} has exports of another run ({other[:8]}, this one is "
-                        f"{saved.run_id[:8]}): give --out another folder"
-                    )
+        """Raise `ConfigError` if the folder has exports of another run, or folders with such names that are no
+        exports: none of them is this job's to count, or to remove."""
+        for round_ in sorted(set(self.exported()) - self._checked):
+            check_replaceable(folder := self.path(round_), overwrite=True)
+            runs = {read_facts(path).get("run_id", "") for path in folder.glob(f"*{SUFFIX}")} - {""}
+            if not runs:
+                raise ConfigError(f"{folder} is empty, and no export: give --out another folder")
+            if others := sorted(runs - {saved.run_id}):
+                raise ConfigError(
+                    f"{self.folder} has exports of another run ({others[0][:8]}, this one is "
+                    f"{saved.run_id[:8]}): give --out another folder"
+                )
+            self._checked.add(round_)
 
     def _report(self, trouble: str) -> None:
         """Say what does not work, once for as long as it lasts."""
-        if trouble != self._trouble:
+        key = AMOUNT.sub("", trouble)
+        if key not in self._troubles | self._troubles_before:
             self.say(trouble)
-        self._trouble = trouble
+        self._troubles.add(key)
 
 
 def due_rounds(rounds: Sequence[int], every: int, done: int | None, last: int | None) -> list[int]:

@@ -7,7 +7,7 @@ only Atoll reads.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -46,7 +46,8 @@ class ModelFiles:
     @property
     def architectures(self) -> Sequence[str]:
         """The classes of transformers that load the model; empty: none does."""
-        return tuple(self.config.get("architectures", ())) if self.transformers else ()
+        found = self.config.get("architectures") if self.transformers else None
+        return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def default_naming(saved: SavedRun) -> TensorNaming:
@@ -70,6 +71,13 @@ def model_files(saved: SavedRun, naming: TensorNaming) -> ModelFiles:
     return ModelFiles(
         saved.layout, {"engine": run.engine, "build": saved.manifest.model, "model": model}, transformers=False
     )
+
+
+def with_base(model: ModelFiles, base: str) -> ModelFiles:
+    """The model, with adapters that say that they are for `base`, ORG/NAME; empty: what they say stays."""
+    if not base or not model.adapters:
+        return model
+    return replace(model, config=model.config | {"base_model_name_or_path": base, "revision": None})
 
 
 def _check_builtin(saved: SavedRun) -> None:

@@ -15,14 +15,16 @@ from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.data.manifest import MANIFEST, MAX_MANIFEST_BYTES, TOKENIZER, Manifest
 from atoll.node.data.store import StoreError, open_store
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 # What a folder of a tokenizer may have beside tokenizer.json.
 COMPANIONS = (
     TOKENIZER_CONFIG,
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("tokenizer.model", "chat_template.jinja", "chat_template.json"),
+    *("tokenizer.model", TEMPLATE, "chat_template.json"),
 )
 MAX_TOKENIZER_BYTES = 256 << 20
+# Tokens that end a turn in chat templates, beside the tokenizer's own end of a text.
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eot|>", "</s>")
 ROLES = ("bos", "eos", "pad")  # of special tokens that a model's config names by their ids
 
 
@@ -42,6 +44,7 @@ class TokenizerExport:
 
     files: dict[str, bytes]
     ids: dict[str, int]  # bos_token_id and so on, of those that there are
+    ends: tuple[int, ...] = ()  # of a text and of a turn: what generation stops at
 
 
 def data_sources(data: DataConfig) -> tuple[DataSource, ...]:
@@ -79,7 +82,7 @@ def tokenizer_of_path(path: Path, run: RunConfig, end_of_text: int | None = None
     found = {TOKENIZER: _read(file)}
     if path.is_dir():
         found |= {name: _read(path / name) for name in COMPANIONS if (path / name).is_file()}
-    return _complete(found, run, end_of_text)
+    return _complete(found, run, end_of_text, file.name)
 
 
 def special_tokens(folder: Path) -> set[str]:
@@ -89,9 +92,12 @@ def special_tokens(folder: Path) -> set[str]:
     return {role for role in ROLES if _text_of(config.get(f"{role}_token"))}
 
 
-def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) -> TokenizerExport:
-    """Check the tokenizer against the model, and give it the config that AutoTokenizer needs if it has none."""
-    tokens = _tokens(files[TOKENIZER])
+def _complete(
+    files: dict[str, bytes], run: RunConfig, end_of_text: int | None, name: str = TOKENIZER
+) -> TokenizerExport:
+    """Check the tokenizer against the model, and give it the config that AutoTokenizer needs if it has none.
+    `name`: what its user calls the file."""
+    tokens = _tokens(files[TOKENIZER], name)
     if (largest := max(tokens.values())) >= run.model.vocab_size:
         raise ConfigError(
             f"the tokenizer has {largest + 1} tokens, the model of run {run.name} only {run.model.vocab_size}: it "
@@ -107,20 +113,27 @@ def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) 
         config.setdefault("eos_token", names[end_of_text])
     ids = {f"{role}_token_id": tokens.get(_text_of(config.get(f"{role}_token"))) for role in ROLES}
     text = json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
-    return TokenizerExport(files | {TOKENIZER_CONFIG: text}, {k: v for k, v in ids.items() if v is not None})
+    known = {k: v for k, v in ids.items() if v is not None}
+    template = files.get(TEMPLATE, b"").decode(errors="replace") or json.dumps(
+        config.get("chat_template", ""), ensure_ascii=False
+    )
+    turns = (tokens[token] for token in END_OF_TURN if token in tokens and token in template)
+    found = [known.get("eos_token_id"), end_of_text, *turns]
+    ends = tuple(dict.fromkeys(i for i in found if i is not None))
+    return TokenizerExport(files | {TOKENIZER_CONFIG: text}, known, ends)
 
 
-def _tokens(data: bytes) -> dict[str, int]:
+def _tokens(data: bytes, name: str) -> dict[str, int]:
     """The tokens of a tokenizer.json and their ids."""
-    tokenizer = json_object(data, TOKENIZER)
+    tokenizer = json_object(data, name)
     try:
         vocab = tokenizer["model"]["vocab"]
         listed = {str(entry[0]): i for i, entry in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
         found = listed | {str(t["content"]): int(t["id"]) for t in tokenizer.get("added_tokens", ())}
         if not found or not all(isinstance(i, int) for i in found.values()):
             raise ValueError("no tokens")
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"{TOKENIZER} is not a tokenizer of the tokenizers library ({error!r})") from None
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise ConfigError(f"{name} is not a tokenizer of the tokenizers library ({error!r})") from None
     return found
 
 
@@ -133,7 +146,7 @@ def json_object(data: bytes, name: str) -> dict[str, Any]:
     """The JSON object in a file of that name. Raises `ConfigError`."""
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{name} is not a JSON object")

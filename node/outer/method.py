@@ -40,6 +40,7 @@ from atoll.outer_opt.fragments import Fragment, balanced, strided, whole
 from atoll.outer_opt.merge import mean, radial
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import LEFT_OUT_MIX, Adopt, Mix, rebase, replace
+from atoll.outer_opt.robust_merge import TrimmedMean, centered
 from atoll.outer_opt.schedule import Constant, DataParallelStart, Ramp, Schedule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Tensor, TensorKind
@@ -48,25 +49,32 @@ Pieces = list[tuple[TensorKind, slice]]  # what a chunk has of each tensor: its 
 
 
 def merge_pieces(
-    merging: MergeName,
+    outer: OuterConfig,
     pieces: Pieces,
     deltas: Sequence[Array],
     shares: Sequence[float],
     out: Array,
     scratch: Array,
 ) -> None:
-    """Merge `deltas`, (n,) fp32 each, with the members' `shares` into `out` (n,), piece by piece. Radial merges
-    are of matrices only; embeddings, whose rows are hit by few tokens, and vectors get a plain mean. `scratch`:
-    (n,)."""
-    match merging:
+    """Merge `deltas`, (n,) fp32 each, with the members' `shares` into `out` (n,). `scratch`: (n,).
+
+    Radial merges are made piece by piece, and of matrices only; embeddings, whose rows are hit by few tokens, and
+    vectors get a plain mean. Centered ones take the n elements as one vector: real nodes and simulated ones give
+    a chunk.
+    """
+    match outer.merge:
         case MergeName.MEAN:
             mean(deltas, shares, out, scratch)
         case MergeName.RADIAL:
             for kind, span in pieces:
                 merge = radial if kind is TensorKind.MATRIX else mean
                 merge([delta[span] for delta in deltas], shares, out[span], scratch[span])
+        case MergeName.CENTERED:
+            centered(deltas, shares, out, scratch)
+        case MergeName.TRIMMED:
+            TrimmedMean(outer.trim)(deltas, shares, out, scratch)
         case _:
-            assert_never(merging)
+            assert_never(outer.merge)
 
 
 def outer_schedule(config: RunConfig) -> Schedule:
@@ -93,23 +101,27 @@ def seal_format(config: RunConfig, *fragments: Fragment) -> SealFormat:
     deltas are not merged by tensors."""
     codec = make_codec(config.reduce.codec, config.reduce.block, config.reduce.scales)
     merge: ChunkMerge = WeightedMean(codec)
-    if config.outer.merge is MergeName.RADIAL:
-        assert fragments, "radial merges are by tensors"
-        merge = RadialMerge(
-            codec, [p for f in fragments for p in chunk_pieces(f, Chunks(f.numel, config.reduce.chunk))]
-        )
+    if config.outer.merge is not MergeName.MEAN:
+        assert fragments or config.outer.merge is not MergeName.RADIAL, "radial merges are by tensors"
+        pieces = [p for f in fragments for p in chunk_pieces(f, Chunks(f.numel, config.reduce.chunk))]
+        merge = DecodedMerge(codec, config.outer, pieces)
     gathers = config.reduce.codec is CodecName.SPARSE
     sealing: SealFormat = GatheredSeal(codec, merge) if gathers else EncodedSeal(codec, merge)
     return TimedSeal(sealing) if config.outer.per_token else sealing
 
 
 @dataclass(frozen=True)
-class RadialMerge:
-    """The contributions to a chunk, merged tensor by tensor (`atoll.comm.allreduce.sealing.ChunkMerge`)."""
+class DecodedMerge:
+    """Contributions to a chunk, all decoded and then merged as the run's config says
+    (`atoll.comm.allreduce.sealing.ChunkMerge`)."""
 
     codec: Codec
-    pieces: Sequence[Pieces]  # of each chunk
-    elementwise: bool = False
+    outer: OuterConfig
+    pieces: Sequence[Pieces]  # of each chunk; radial merges alone need them
+
+    @property
+    def elementwise(self) -> bool:
+        return self.outer.merge is MergeName.TRIMMED
 
     def __call__(self, c: int, terms: Sequence[Term], out: NDArray[np.float32]) -> None:
         deltas = np.empty((len(terms), out.size), np.float32)
@@ -119,7 +131,8 @@ class RadialMerge:
             except Malformed as error:
                 raise UnusableContribution(place, str(error)) from None
         shares = [share for _, _, share in terms]
-        merge_pieces(MergeName.RADIAL, self.pieces[c], list(deltas), shares, out, np.empty_like(out))
+        pieces = self.pieces[c] if self.outer.merge is MergeName.RADIAL else []
+        merge_pieces(self.outer, pieces, list(deltas), shares, out, np.empty_like(out))
 
 
 def chunk_pieces(fragment: Fragment, chunks: Chunks) -> list[Pieces]:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.comm.allreduce.delta_samples import DeltaSamples
 from atoll.comm.allreduce.sealing import SealFormat
 from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
@@ -68,6 +69,7 @@ class OuterState:
         self._final = False
         # The local vector has work in it that is to be kept; where it is rebased, its distance from the anchor.
         self._work_aside = False
+        self.samples: DeltaSamples | None = None  # of what the latest rounds sealed; None: nobody asks
 
     @property
     def round(self) -> int:
@@ -96,6 +98,8 @@ class OuterState:
             self._final = False
             self._changed = set(range(self.chunks.count))
             self._set_all_rounds(-1)
+        if self.samples is not None:
+            self.samples.discard_all()
 
     def resume(self, after: int = -1) -> None:
         """Go on with the chunks of rounds after `after` that an earlier daemon left in the vectors, where there is
@@ -128,6 +132,8 @@ class OuterState:
                 part, scratch = slice(i, i + STEP_ELEMENTS), self._scratch[: min(STEP_ELEMENTS, size - i)]
                 rule.step(anchor[part], momentum[part], delta[part], scratch)
             self._set_round(c, round_)
+        if self.samples is not None:
+            self.samples.take(c, delta)
 
     def advance_unchanged(self, round_: int, chunks: Iterable[int] | None = None) -> None:
         """Advance chunks to `round_` that no round up to it changes any more, and that are here: their elements
@@ -155,6 +161,8 @@ class OuterState:
     def _replace(self, c: int, round_: int, data: bytes | bytearray) -> None:
         span, size = self.chunks.span(c), self.chunks.size(c)
         both = np.frombuffer(data, np.float32)
+        if self.samples is not None:
+            self.samples.discard(c)
         with self._lock:
             self._begin_change(c)
             self.vectors.anchor[span] = both[:size]

@@ -8,40 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from atoll.comm.accelerators import peak_flops
 from atoll.comm.config.round_time import flops_per_token, tokens_per_step
 from atoll.comm.config.run import RunConfig
-from atoll.node.participant.batches import learned
 
 REPORT_INTERVAL = 0.25  # seconds between two progress reports, at least
 MEMORY_INTERVAL = 1.0  # seconds between two looks at a rank's memory, at least
 PARAMETER_FLOPS = 6  # a parameter and token: a product and a sum, forward once and backward twice
-
-
-@dataclass
-class Step:
-    """The outcome of one inner step."""
-
-    loss: float  # mean over the ranks, in nats a token
-    gradient_norm: float  # l2, before it was bounded; 0: not known
-    skipped: bool  # it was left out, for its gradient was not finite
-    targets: float  # tokens that are learned, of all ranks; 0: there was no step to take
-    commands: float  # ranks to which the daemon has said something
-    copies_due: float  # ranks that say that it is time for a copy of what is trained
-    ranks_behind: float  # ranks that had not prepared the next batch of the run's data
-    device_bytes: float  # of all ranks
-    host_bytes: float  # of all ranks
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no rank had a token to learn."""
-        return not self.targets
 
 
 @dataclass(frozen=True)
@@ -122,15 +99,3 @@ class RankMemory:
             peak = torch.cuda.max_memory_allocated(self._device) if on_gpu else 0
             self._looked, self._found = now, (peak, self._process.memory_info().rss)
         return self._found
-
-
-def targets_of(batch: Any) -> int:
-    """The number of a batch's labels that are learned; 1 where it has no `labels`, and only its script knows."""
-    labels = batch.get("labels") if isinstance(batch, dict) else None
-    return int(learned(batch)) if isinstance(labels, Tensor) else 1
-
-
-def loss_of(loss: Tensor | float, targets: int) -> float:
-    """A mean loss as a number; 0 where it is that of no `targets`, and so NaN."""
-    value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-    return value if targets or math.isfinite(value) else 0.0

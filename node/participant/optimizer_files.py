@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest, digest_of_file
 from atoll.comm.faults import fault_point
 from atoll.comm.files import (
@@ -77,6 +78,7 @@ class OptimizerFiles:
         folders that are given up where there is no room."""
         self._folder, self._limit, self._room = folder, limit, room
         self._prefix, self._retained, self._expendable = prefix, RETAINED_CHECKPOINTS[prefix], expendable
+        self._uncleared = True
 
     @property
     def rounds(self) -> list[int]:
@@ -93,8 +95,10 @@ class OptimizerFiles:
         """An empty folder to write tensors of `size` bytes to. Raises `OSError`, `DiskFull` before anything is
         written."""
         make_folder(self._folder)
-        for left in self._folder.glob(f"{self._prefix}-*{UNFINISHED_SUFFIX}"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        if self._uncleared:  # later ones may be this process's, which are being written
+            for left in self._folder.glob(f"{self._prefix}-*{UNFINISHED_SUFFIX}"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            self._uncleared = False
         need = needed_bytes(size)
         lacking = self._over_limit(need) or self._room(self._folder) < need
         if self._expendable is not None and lacking:
@@ -145,7 +149,7 @@ class OptimizerFiles:
         path = self.path(round_)
         try:
             manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=OptimizerManifest)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *DECODE_ERRORS) as error:
             raise UnusableMoments(f"damaged: {MANIFEST} cannot be read ({error})") from None
         if (manifest.format, manifest.round, manifest.digest) != (FORMAT, round_, manifest.content_digest):
             raise UnusableMoments(f"damaged: {MANIFEST} is not as it was written")

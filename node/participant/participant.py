@@ -17,7 +17,6 @@ Where an engine steps the optimizer itself, `stepped` takes the place of `step`.
 """
 
 import faulthandler
-import math
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -42,16 +41,17 @@ from atoll.node.participant.daemon_link import (
     failures_reported,
     script_place,
 )
-from atoll.node.participant.figures import RankMemory, Step, StepMeter, loss_of, targets_of
+from atoll.node.participant.figures import RankMemory, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
-from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.health import TrainingHealth
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
+from atoll.node.participant.optimizer_step import OptimizerStep
 from atoll.node.participant.prefetch import BatchPrefetcher
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint
 from atoll.node.participant.step_check import StepCheck
+from atoll.node.participant.step_outcome import Step, bounded_loss, targets_of
 from atoll.node.participant.training_cursor import TrainingCursor
 from atoll.node.participant.vector_io import Diverged, MappedVectors, VectorIO
 from atoll.node.participant.watchdog import StepWatchdog
@@ -78,8 +78,6 @@ from atoll.node.trainer_channel import (
 # Yields the samples of each step, and returns the command that ended the training, if one has.
 Turns = Generator[list[int], None, ToTrainer | None]
 
-LOSS_LIMIT = 1e4  # nats a token; a worse loss, or one that is not finite, is told as this
-NORM_LIMIT = 1e30  # of a gradient; a larger norm, or one that is not finite, is told as this
 DEADLINE_SHARE = 0.6  # of members.stall: a step that hangs is found here before the daemon finds it
 
 
@@ -107,6 +105,8 @@ class Participant:
         self._share, self._evaluate, self._initialise = share, evaluate, initialise
         self._before_round = before_round or (lambda: None)
         self._guard = StepCheck(optimizers)
+        clip = spec.run.inner.clip
+        self._step = OptimizerStep(parameters, optimizers, ranks, clip, self.before_step, self.tell)
         self._io: VectorIO | None = None
         layout = parameters.layout
         self._hello = Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None)
@@ -196,24 +196,11 @@ class Participant:
 
         The gradient's norm over all ranks is bounded by the run's `inner.clip`; a step whose gradient is not
         finite is left out, and its samples count for nothing: an infinity or NaN would stay in the moments for the
-        rest of the run. Where the labels of a batch are -100 on all ranks there is no step to take, whatever the
-        loss, and its samples count."""
+        rest of the run. The loss of a step is the mean of the ranks'; a rank none of whose labels is learned may
+        give NaN, which counts as 0. Where the labels of a batch are -100 on all ranks there is no step to take,
+        whatever the loss, and its samples count."""
         self._guard.take("run.step", steps_optimizer=True)
-        value = loss_of(loss, self._targets)
-        ranks, parameters = self._ranks, self._parameters
-        mean_part = bounded_loss(value) / ranks.size
-        square, mean, *common = ranks.total(squared_norm(parameters), mean_part, *self._figures())
-        norm = norm_of(square)
-        has_targets = common[0] > 0
-        if math.isfinite(norm) and has_targets:
-            bound_norm(parameters, norm, self.config.inner.clip)
-            self._checkpoint.copied.wait()
-            for optimizer in self._optimizers:
-                optimizer.step()
-        for optimizer in self._optimizers:
-            optimizer.zero_grad()
-        left_out = has_targets and not math.isfinite(norm)
-        self._taken = Step(mean, min(norm, NORM_LIMIT) if has_targets else 0.0, left_out, *common)
+        self._taken = self._step.take(loss, self._targets, self._figures())
 
     def stepped(self, loss: Tensor | float | None, gradient_norm: float = 0.0, *, skipped: bool = False) -> None:
         """Say that the engine has stepped the optimizer for this batch, with this mean loss; None: this rank knows
@@ -221,11 +208,7 @@ class Participant:
         at; 0: not known. `skipped`: it has left the step out, as the gradient was not finite; where one rank says
         so, the batch's samples count for nothing."""
         self._guard.take("run.stepped", steps_optimizer=False)
-        value = None if loss is None else loss_of(loss, self._targets)
-        mine = (0.0, 0.0) if value is None else (bounded_loss(value), 1.0)
-        total, known, skips, *common = self._ranks.total(*mine, float(skipped), *self._figures())
-        norm = min(gradient_norm, NORM_LIMIT) if gradient_norm == gradient_norm else NORM_LIMIT
-        self._taken = Step(total / max(known, 1.0), norm, skips > 0 and common[0] > 0, *common)
+        self._taken = self._step.note(loss, self._targets, gradient_norm, skipped, self._figures())
 
     def _figures(self) -> tuple[float, ...]:
         """This rank's part of what `Step` says besides the loss, the norm and whether the step was skipped."""
@@ -323,6 +306,7 @@ class Participant:
             self._checkpoint.restore(order)
         self._foresee(cursor)
         self._health.begin()
+        self._step.begin()
         for part in self._parameters.parts:
             part.train()
         while True:
@@ -352,7 +336,8 @@ class Participant:
                 has_command = self._end_step(cursor)
                 last = self._last
                 if not last.is_empty and (wrong := self._health.record(last.loss, last.skipped)):
-                    self._give_up(cursor, wrong)
+                    which = f": {self._step.fault}" if last.skipped and self._step.fault else ""
+                    self._give_up(cursor, wrong + which)
                     return None
                 due = self._last.copies_due > 0 and self._health.is_sound
                 self._round_checkpoint.save_if_due(cursor, due, self._checkpoint.rewarming)
@@ -502,8 +487,3 @@ def participate(
     except AtollError as error:
         print(f"trainer rank {rank}: {error}{script_place(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def bounded_loss(loss: float) -> float:
-    """A loss that can be told and averaged: within `LOSS_LIMIT` on either side, and that for NaN."""
-    return max(-LOSS_LIMIT, min(loss, LOSS_LIMIT)) if loss == loss else LOSS_LIMIT

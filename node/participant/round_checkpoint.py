@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.optimizer_files import OptimizerFiles, UnusableMoments
 from atoll.node.participant.rank_group import RankGroup
@@ -134,7 +135,7 @@ class RoundCheckpoint:
             if self._keeps(cursor.order) and position.is_of(cursor.order) and position.steps <= cursor.steps_left:
                 files.begin_reading(self._number)
                 return position
-        except (UnusableMoments, msgspec.MsgspecError) as error:
+        except (UnusableMoments, *DECODE_ERRORS) as error:
             self._tell(f"what is kept of a round is {error}: it is not used")
         assert self._copies is not None
         self._copies.clear()

@@ -39,6 +39,19 @@ from atoll.node.simulate.conditions import Conditions
 @click.option("--latency", default=0.0, help="Virtual seconds that every exchange takes besides.")
 @click.option("--drop", default=0.0, help="Probability that a contribution does not count.")
 @click.option("--churn", default=0, help="Kill a node every so many rounds, and let one join halfway between.")
+@click.option("--liars", default=0, help="Nodes that lie: the last ones.")
+@click.option(
+    "--liar",
+    default="",
+    help="What they do: flip:10, noise:1e4, zeros, replay, copy, nan, weight:8 or seal:0.125 (docs/strangers.md).",
+)
+@click.option(
+    "--defence",
+    default="on",
+    show_default=True,
+    type=click.Choice(["on", "off"]),
+    help="off: deltas are not clipped, nor weights bounded, nothing is audited, and nobody is out.",
+)
 @click.option("--data", default="", help="Folder of text files, or of the run's data set: the node's data=.")
 @click.option("--model", default="", help="package.module:function that builds your own model.")
 @click.option(
@@ -60,6 +73,9 @@ def simulate(
     latency: float,
     drop: float,
     churn: int,
+    liars: int,
+    liar: str,
+    defence: str,
     data: str,
     model: str,
     compile: bool,
@@ -85,6 +101,7 @@ def simulate(
     if not steps:
         raise ConfigError("rounds.total is 0, the run would not end: give --steps or rounds.total")
     conditions = Conditions(nodes, steps, _numbers(speeds), step_seconds, bandwidth, latency, drop, churn)
+    conditions = replace(conditions, liars=liars, lie=liar, defence=defence == "on")
     conditions.check()
     demand("atoll simulate", "torch", "numba")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch reads it when it is imported
@@ -130,6 +147,8 @@ def simulate(
         click.echo(json.dumps({"runs": rows}))
     else:
         _print(rows, out)
+        for outcome in outcomes:
+            _print_decisions(outcome)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -201,3 +220,15 @@ def _print(rows: list[dict[str, Any]], out: Path) -> None:
     click.echo("less: bytes, than data parallelism in fp32; training: share of the nodes' time")
     picture = " and comparison.png" if installed("matplotlib") else ""
     click.echo(f"curves, summary.json{picture} are in {out}")
+
+
+def _print_decisions(outcome: Any) -> None:
+    """What was held against members, a line for each change of what follows from it."""
+    if outcome.refused:
+        click.echo(f"{outcome.label}: {outcome.refused} contributions were refused for their bytes")
+    last = dict[int, str]()
+    for decision in outcome.decisions:
+        if last.get(decision.node) != decision.consequence:
+            last[decision.node] = decision.consequence
+            who = f"{outcome.label}: round {decision.round}, node {decision.node}"
+            click.echo(f"{who}: {decision.sentence}: {decision.consequence}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from atoll.comm.errors import ConfigError
+from atoll.node.simulate.liars import parsed
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,17 @@ class Conditions:
     latency: float = 0.0  # seconds that every exchange takes besides
     drop: float = 0.0  # probability that a contribution does not count
     churn: int = 0  # every so many rounds a node is killed, and half as long after each one joins; 0: none
+    liars: int = 0  # nodes that lie: the last ones
+    lie: str = ""  # which one they tell (`liars.parsed`)
+    defence: bool = True  # whether the run does anything about it
 
     def speed(self, node: int) -> float:
         """The inner steps that a node takes a second."""
         return (self.speeds[node % len(self.speeds)] if self.speeds else 1.0) / self.step_seconds
+
+    def liar(self, node: int) -> bool:
+        """Whether the node of this number lies."""
+        return node >= self.nodes - self.liars
 
     def check(self) -> None:
         """Raise `ConfigError` with a sentence, in the words of the command's options, for values without a
@@ -33,9 +41,14 @@ class Conditions:
             ("--latency", self.latency, 0 <= self.latency < 1e6, "0 or more seconds"),
             ("--drop", self.drop, 0 <= self.drop < 1, "in [0, 1)"),
             ("--churn", self.churn, self.churn >= 0, "0 (none) or a number of rounds"),
+            ("--liars", self.liars, 0 <= self.liars < self.nodes, "0 or more, and fewer than --nodes"),
         ):
             if not holds:
                 raise ConfigError(f"{name} is {value:g}: it must be {must}")
+        if self.liars and not self.lie:
+            raise ConfigError(f"--liars is {self.liars}: say with --liar what they do, such as flip:10")
+        if self.lie:
+            parsed(self.lie)
         for speed in self.speeds:
             if not 0 < speed <= 1000:
                 raise ConfigError(f"--speeds holds {speed:g}: speeds must be above 0, such as 1,1,0.8,0.5")

@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.codecs.codec import Codec
+from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, RunConfig
 from atoll.node.outer.method import chunk_pieces, merge_pieces
+from atoll.node.simulate.defence import Seals
 from atoll.node.simulate.method import Method
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import Fragment
-from atoll.outer_opt.weights import shares
+from atoll.outer_opt.weights import bounded, shares
 
 F32 = NDArray[np.float32]
 
@@ -42,6 +43,7 @@ class ReplicatedState:
         self.fragment, self.round = fragment, 0
         self.anchor, self.momentum = np.empty(fragment.numel, np.float32), np.zeros(fragment.numel, np.float32)
         fragment.gather(flat, self.anchor)
+        self.sealed: F32 | None = None  # (numel,) the merged delta of the newest round
         self.moved = 0.0  # |anchor_k - anchor_{k-1}|
         self._config, self._method = config, method
         self._gathers = config.reduce.codec is CodecName.SPARSE
@@ -64,37 +66,60 @@ class ReplicatedState:
         diverged."""
         decoded = np.empty_like(delta)
         for c in range(self._chunks.count):
-            span, size = self._chunks.span(c), self._chunks.size(c)
-            payload = np.empty(self._codec.size(size), np.uint8)
-            self._codec.encode(delta[span], payload)
-            self._codec.decode(payload, decoded[span])
+            span = self._chunks.span(c)
+            decoded[span] = self._encoded(c, delta[span])
         return decoded
 
-    def commit(self, contributions: Sequence[MemberDelta]) -> None:
+    def commit(self, contributions: Sequence[MemberDelta], seals: Seals | None = None) -> None:
         """Merge the contributions, seal the mean, and take the outer step: `round`, `anchor`, `momentum` and
-        `moved`."""
+        `moved`. `seals`: the owners, None: honest ones."""
         weights = self._method.weigh([c.tokens for c in contributions], [c.steps for c in contributions])
         factors = [c.damping for c in contributions]
         if self._config.outer.clip:
             factors = [
                 f * g for f, g in zip(factors, clip_factors([norm(c.decoded) for c in contributions]), strict=True)
             ]
-        parts, merged = shares(weights, factors), np.empty_like(self.anchor)
+        parts, sealed = shares(weights, factors), np.empty_like(self.anchor)
         scratch = np.empty_like(self.anchor)
-        for c in range(self._chunks.count):
+
+        def seal(c: int) -> F32:
             span = self._chunks.span(c)
             deltas = [contribution.decoded[span] for contribution in contributions]
-            merge_pieces(self._method.merging, self._pieces[c], deltas, parts, merged[span], scratch[span])
-        sealed = merged if self._gathers else self.over_the_wire(merged)
+            merged = np.empty(self._chunks.size(c), np.float32)
+            merge_pieces(self._config.outer, self._pieces[c], deltas, parts, merged, scratch[span])
+            return merged if self._gathers else self._encoded(c, merged)
+
+        for c in range(self._chunks.count):
+            sealed[self._chunks.span(c)] = seal(c)
+        if seals is not None:
+            seals(self._chunks, sealed, self._encoded, seal)
         self.round += 1
+        self.sealed = sealed
         before = self.anchor.copy()
         rule = self._method.schedule.at(self.round, self._length(contributions))
         rule.step(self.anchor, self.momentum, sealed, scratch)
         before -= self.anchor
         self.moved = norm(before)
 
+    def refuses(self, payload: int) -> bool:
+        """Whether an owner refuses a contribution to the first chunk whose bytes all are this one."""
+        size = self._chunks.size(0)
+        try:
+            self._codec.check(np.full(self._codec.size(size), payload, np.uint8), size)
+        except Malformed:
+            return True
+        return False
+
+    def _encoded(self, c: int, x: F32) -> F32:
+        """What the elements of chunk `c`, (n,), are once they were encoded."""
+        payload, decoded = np.empty(self._codec.size(x.size), np.uint8), np.empty_like(x)
+        self._codec.encode(x, payload)
+        self._codec.decode(payload, decoded)
+        return decoded
+
     def _length(self, contributions: Sequence[MemberDelta]) -> float:
         """Of the round, in usual rounds."""
         if not self._config.outer.per_token:
             return 1.0
-        return sum(c.steps for c in contributions) / len(contributions) / self._config.rounds.inner_steps
+        steps = bounded([float(c.steps) for c in contributions], self._config.security.weight_bound)
+        return sum(steps) / len(contributions) / self._config.rounds.inner_steps

@@ -11,6 +11,10 @@ A round of a fragment is
 What a node trained and could not contribute, or contributed in vain, it keeps, as `outer.left_out` says. The run
 ends when the tokens trained are all there; what is left is then contributed in a last round of each fragment.
 Everything that happens follows from the config, the conditions and the seed.
+
+Some of the nodes may be liars (`liars`), and the run may defend itself (`defence`). The run's length and the
+learning rate then go by what the honest nodes trained, as if all had trained as much: so what a lie costs is in
+the loss, and in nothing else.
 """
 
 import heapq
@@ -24,8 +28,10 @@ from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.run import RunConfig
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.defence import Defence, Seals
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.learner import SimulatedTrainer
+from atoll.node.simulate.liars import TRAINING, Liar, LieKind, parsed
 from atoll.node.simulate.method import Method
 from atoll.node.simulate.state import (
     FleetEvent,
@@ -35,6 +41,7 @@ from atoll.node.simulate.state import (
     RoundRecord,
     SimulatedNode,
 )
+from atoll.outer_opt.arrays import dot, norm
 from atoll.outer_opt.overlap import Adopt, replace
 
 F32 = NDArray[np.float32]
@@ -67,6 +74,11 @@ class SimulatedFleet:
             0.0,
         )
         self._random = np.random.default_rng((run.seed, 7))
+        liars = [n for n in range(conditions.nodes) if conditions.liar(n)]
+        self.liars = {n: Liar(parsed(conditions.lie), (run.seed, 13, n)) for n in liars}
+        self.defence, self.commits, self.refused = Defence.of(run, conditions.defence), 0, 0
+        # By fragment: nodes whose work the last round counted, so that their next begins from its anchor.
+        self._counted_last = [set[int]() for _ in self.states]
         # Time, whether it is no commit (of one moment those come first), order of entry, kind, who, ticket.
         self._events: list[tuple[float, bool, int, FleetEvent, int, int]] = []
         self._entries, self._last, self._present, self.val_loss = 0, False, 0.0, float("nan")
@@ -169,9 +181,11 @@ class SimulatedFleet:
         return False
 
     def _step_ends(self, node: SimulatedNode) -> None:
-        uncommitted = self.step_tokens * len(self._living()) * sum(s.owed for s in node.shares) / len(node.shares)
+        fleet = self.conditions.nodes if self.liars else len(self._living())
+        uncommitted = self.step_tokens * fleet * sum(s.owed for s in node.shares) / len(node.shares)
         rate = learning_rate(self.run.inner, self.committed + uncommitted)
-        node.losses.append(node.trainer.step(self.cursor, rate))
+        if self._trains(node.number):
+            node.losses.append(node.trainer.step(self.cursor, rate))
         self.cursor += self.run.inner.batch_size
         node.busy, node.stopped = False, self.now
         for p, share in enumerate(node.shares):
@@ -239,6 +253,13 @@ class SimulatedFleet:
             share.offered = np.empty_like(delta)
             self.method.feedback.offer(share.residual, delta, share.offered)
             delta = share.offered
+        refused, claim, liar = False, 1.0, self.liars.get(node.number)
+        if liar is not None:
+            others = [m.decoded for number, m in sorted(round_.included.items()) if number not in self.liars]
+            delta, claim = liar.delta(p, delta, others), liar.claim
+            if liar.lie.kind is LieKind.NAN:  # no encoder makes such bytes: it writes them itself
+                refused, delta = state.refuses(0xFF), np.zeros_like(delta)
+                self.refused += refused
         try:
             share.decoded = state.over_the_wire(delta)
         except NonFinite as error:
@@ -249,10 +270,11 @@ class SimulatedFleet:
         if round_.delay == 0:
             self._halt(node)
         safe = self._last or round_.data_parallel
-        if self._random.random() >= self.conditions.drop or safe:
+        arrives = self._random.random() >= self.conditions.drop or safe
+        if arrives and not refused and self.defence.may_contribute(node.number, self.commits):
             factor = share.gap.damping if self.run.outer.damping else 1.0
-            tokens = share.owed * self.step_tokens
-            round_.included[node.number] = MemberDelta(share.decoded, tokens, share.owed, factor)
+            steps = round(share.owed * claim)
+            round_.included[node.number] = MemberDelta(share.decoded, steps * self.step_tokens, steps, factor)
 
     def _in_data_parallel_start(self, p: int) -> bool:
         """Whether the fragment's round is one of those at the start that have one inner step."""
@@ -283,8 +305,9 @@ class SimulatedFleet:
         if included:
             members = len(included)
             self.bytes_sent += state.bytes_sent(members) * members / self.conditions.nodes
-            state.commit(included)
-            self.committed += sum(c.tokens for c in included) / len(self.states)
+            self._seal_and_judge(p, sorted(round_.included), included)
+            tokens = sum(c.tokens for n, c in round_.included.items() if n not in self.liars)
+            self.committed += tokens * self._scale / len(self.states)
         for node in self._living():
             if node.number in round_.included and node.shares[p].sent is not None:
                 self._counted(node, p)
@@ -299,7 +322,19 @@ class SimulatedFleet:
             if p == 0 and self.conditions.churn and not self._last and not self._in_data_parallel_start(p):
                 self._churn(state.round - self.run.rounds.data_parallel)
         for node in self._living():
+            if self.defence.is_out(node.number, self.commits):
+                self._kill(node.number)
             self._begin(node)
+
+    def _seal_and_judge(self, p: int, nodes: list[int], included: list[MemberDelta]) -> None:
+        """Commit the contributions of these nodes, and hold against them what there is to hold."""
+        state, fresh = self.states[p], [number in self._counted_last[p] for number in nodes]
+        last, self.commits, self._counted_last[p] = state.sealed, self.commits + 1, set(nodes)
+        squares, dots, reference = [norm(c.decoded) ** 2 for c in included], [0.0] * len(included), 0.0
+        if last is not None:
+            dots, reference = [dot(c.decoded, last) for c in included], norm(last) ** 2
+        state.commit(included, Seals(self.defence, self.liars, self.commits, nodes))
+        self.defence.judge(self.commits, nodes, squares, dots, reference, fresh)
 
     def _counted(self, node: SimulatedNode, p: int) -> None:
         """The commit counted the node's contribution: settle its feedback, and take the anchor if it is time."""
@@ -349,7 +384,17 @@ class SimulatedFleet:
 
     def _outstanding(self) -> float:
         """Inner steps of the living that are not committed, on average over the fragments."""
-        return sum(share.owed for node in self._living() for share in node.shares) / len(self.states)
+        honest = [node for node in self._living() if node.number not in self.liars]
+        return self._scale * sum(share.owed for node in honest for share in node.shares) / len(self.states)
+
+    @property
+    def _scale(self) -> float:
+        """Nodes of the run for each that is honest."""
+        return self.conditions.nodes / (self.conditions.nodes - len(self.liars))
+
+    def _trains(self, number: int) -> bool:
+        """Whether the node trains, and does not only look as if: a lie may need no delta."""
+        return number not in self.liars or self.liars[number].lie.kind in TRAINING
 
     def _join(self, number: int) -> SimulatedNode:
         node = SimulatedNode(number, self._make(), self.now, self.conditions.speed(number), [], stopped=self.now)
@@ -382,7 +427,7 @@ class SimulatedFleet:
         """A new node in the place of one that was killed: it has the anchor, and nothing else. Its learning rate
         rises, as a node's that has no moments."""
         for node in self.nodes:
-            if not node.alive:
+            if not node.alive and not self.defence.is_out(node.number, self.commits):
                 fresh = self._join(node.number)
                 fresh.ticket = node.ticket + 1
                 for state in self.states:

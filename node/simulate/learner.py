@@ -18,8 +18,8 @@ from atoll.node.participant.batches import RunTokens, collated
 from atoll.node.participant.flat_vector import ShardedParameters, parameter_in
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.lr_rewarm import Rewarming
-from atoll.node.participant.participant import bounded_loss
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.step_outcome import bounded_loss
 from atoll.node.trainer.loss import accumulate, validation_loss
 from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from atoll.comm.config.outer import MergeName, WeightName
+from atoll.comm.config.outer import WeightName
 from atoll.comm.config.run import RunConfig
 from atoll.node.outer.method import anchor_adoption, divide, error_feedback, left_out_adoption, outer_schedule
 from atoll.outer_opt import weights
@@ -26,7 +26,6 @@ class Method:
 
     schedule: Schedule
     weigh: Weigh
-    merging: MergeName
     feedback: ErrorFeedback | None
     fragments: tuple[Fragment, ...]
     due: tuple[int, ...]  # inner steps before each fragment's first exchange
@@ -39,14 +38,17 @@ def build_method(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
     fragments = divide(config.fragments, tensors)
     return Method(
         schedule=outer_schedule(config),
-        weigh=_weigh(config.outer.weights),
-        merging=config.outer.merge,
+        weigh=_bounded(_weigh(config.outer.weights), config.security.weight_bound),
         feedback=error_feedback(config.outer),
         fragments=fragments,
         due=first_due_steps(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
         adopt=anchor_adoption(config.overlap),
         left_out=left_out_adoption(config.outer),
     )
+
+
+def _bounded(weigh: Weigh, bound: float) -> Weigh:
+    return lambda tokens, steps: weights.bounded(weigh(tokens, steps), bound)
 
 
 def _weigh(name: WeightName) -> Weigh:

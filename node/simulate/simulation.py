@@ -12,6 +12,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.data.samples import Source
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.defence import Decision, undefended
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.method import build_method
@@ -37,6 +38,8 @@ class RunOutcome:
     inner_steps_lost: int  # with nodes that were killed
     wall_seconds: float
     records: tuple[RoundRecord, ...]
+    decisions: tuple[Decision, ...] = ()  # what was held against members
+    refused: int = 0  # contributions that owners refused for their bytes
 
     @property
     def reduction(self) -> float:
@@ -48,6 +51,7 @@ def fleet_of(
     run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, on_record: OnRecord
 ) -> SimulatedFleet:
     """The fleet of a run, at its start."""
+    run = run if conditions.defence else undefended(run)
     start = SimulatedTrainer(run, node, source)
     start.initialise(run.seed)
     method, evaluator = build_method(run, start.tensors()), evaluator_of(run, node, source)
@@ -80,6 +84,8 @@ def local_updates(
         fleet.inner_steps_lost,
         time.perf_counter() - began,
         (*fleet.records[:-1], replace(last, val_loss=fleet.val_loss)),
+        tuple(fleet.defence.decisions),
+        fleet.refused,
     )
 
 

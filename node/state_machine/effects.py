@@ -10,7 +10,10 @@ from atoll.node.state_machine.state import Work
 
 @dataclass(frozen=True, slots=True)
 class OrderInitialisation:
-    """Make state 0; answered by `StateMoved`."""
+    """Make state 0; answered by `StateMoved`, or by `MoveFailed` where others make it, too (`witness`) and this
+    node cannot."""
+
+    witness: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ class Recover:
 @dataclass(frozen=True, slots=True)
 class FallBack:
     """Take the state that the disk brings back, in the place of parts of a newer one that nobody has any more;
-    `MoveFailed` if it brings back none."""
+    `MoveFailed` if it brings back none. `before`: one of an earlier round than this; 0: the newest."""
+
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class ReportLayout:
 
 @dataclass(frozen=True, slots=True)
 class ReportState:
-    """Report that the node holds the state of `round` that has this digest."""
+    """Report that the node holds the state of `round` that has this digest; empty: it cannot make state 0."""
 
     round: int
     digest: bytes

@@ -70,6 +70,7 @@ class NoState:
     """The node holds no state of any round."""
 
     disk_tried: bool = False  # since it fetched last, it asked its disk in vain
+    unable: bool = False  # it was to make state 0, and cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class At:
 
     round: int
     digest: bytes
+    disk_tried: bool = False  # it asked its disk in vain for an older state
 
 
 class Move(Enum):

@@ -163,7 +163,7 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
                 state = replace(state, work=CarriedWork(state.work.work))
             return replace(state, outer=At(round_, digest))
         case MoveFailed(round_):
-            return _not_moved(state, round_)
+            return _not_moved(state, round_, out)
         case Rejoined():
             return _in_new_session(state, out)
         case _:
@@ -239,14 +239,17 @@ def _leave_after(count: int, sentence: str, out: list[Effect]) -> None:
         out.append(LeaveRun(f"nothing of {count} orders in a row could be used: {sentence}"))
 
 
-def _not_moved(state: State, round_: int) -> State:
+def _not_moved(state: State, round_: int, out: list[Effect]) -> State:
     by = state.outer.by if isinstance(state.outer, Moving) else None
     if by is Move.APPLY and state.turns is not None:  # what of the local vector is committed cannot be told
         state = _drop_steps(state)
+    if by is Move.INITIALISE:
+        out.append(ReportState(0, b""))
     if round_ < 0:
-        return replace(state, outer=NoState(disk_tried=by is Move.FALL_BACK))
+        return replace(state, outer=NoState(disk_tried=by is Move.FALL_BACK, unable=by is Move.INITIALISE))
     before = state.outer.before if isinstance(state.outer, Moving) else state.outer
-    return replace(state, outer=At(round_, before.digest if isinstance(before, At) else b""))
+    digest = before.digest if isinstance(before, At) else b""
+    return replace(state, outer=At(round_, digest, disk_tried=by is Move.FALL_BACK))
 
 
 def _in_new_session(state: State, out: list[Effect]) -> State:
@@ -270,6 +273,8 @@ def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
     if counted and state.reached == view.train.round and not view.reached:
         out.append(ReportReached(view.train.round))
     at = state.outer
+    if view.initialise and isinstance(at, NoState) and at.unable:
+        out.append(ReportState(0, b""))
     if view.you == "recovering" and isinstance(at, At) and at.round == view.committed:
         known = view.state_digest != b"" and at.digest == view.state_digest
         if known or view.initialise:  # it may have state_0 that it is to make: everybody was away
@@ -311,6 +316,8 @@ def _decide(state: State, out: list[Effect]) -> State:
         if not _holds(state, view):
             out.append(StopReduce())
         return replace(state, reduce=state.reduced)
+    if view.tied and view.you == "recovering" and isinstance(state.outer, At):
+        return _go_back(state, state.outer, view, out)
     if not isinstance(state.outer, At) or state.outer.round != view.committed or _differs(state.outer, view):
         return _move(state, state.outer, view, out)
     if view.HasField("plan") and (reducing := _reduce(state, view.plan, out)) is not None:
@@ -328,8 +335,10 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
         return state
     if isinstance(state.trainer, Training):  # first the steps at hand are written down, on the state they started
         return _finish(state, state.trainer, out)  # from
-    if view.initialise:
-        return _initialise(state, before, out)
+    if view.initialise and isinstance(before, At) and before.round == view.committed and before.digest:
+        return state  # it has made one, and says so (`_repeat`): made again it may have other bits
+    if view.initialise and not (isinstance(before, NoState) and before.unable):
+        return _initialise(state, before, view.witness, out)
     if isinstance(before, At) and before.round < view.committed and before.digest == view.state_digest:
         out.append(Renumber(view))
         return replace(_forget_reduced(state), outer=Moving(Move.RENUMBER, before))
@@ -355,16 +364,26 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
     return replace(_forget_reduced(state), outer=Moving(Move.RECOVER, before), turns=turns)
 
 
+def _go_back(state: State, at: At, view: pb.View, out: list[Effect]) -> State:
+    """Nobody can tell whether this node's state is right: what its disk has of before it may be known to be."""
+    if at.round != view.committed or at.disk_tried or state.evaluating or isinstance(state.trainer, Down):
+        return state
+    if isinstance(state.trainer, Training):
+        return _finish(state, state.trainer, out)
+    out.append(FallBack(before=view.committed))
+    return replace(_drop_steps(_forget_reduced(state)), outer=Moving(Move.FALL_BACK, at), work=None)
+
+
 def _holds(state: State, view: pb.View) -> bool:
     """It has what was committed, if only from an attempt before the last."""
     reduced = state.reduced
     return reduced is not None and reduced.attempt[0] == view.committed and reduced.root == view.sealed
 
 
-def _initialise(state: State, before: NoState | At, out: list[Effect]) -> State:
+def _initialise(state: State, before: NoState | At, witness: bool, out: list[Effect]) -> State:
     if isinstance(state.trainer, Down):
         return state
-    out.append(OrderInitialisation())
+    out.append(OrderInitialisation(witness))
     turns = state.turns and replace(state.turns, from_local=False)
     return replace(state, trainer=Idle(), outer=Moving(Move.INITIALISE, before), work=None, turns=turns)
 

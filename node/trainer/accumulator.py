@@ -6,7 +6,6 @@ the others wait for the one that has run out: it keeps the smaller plan in the n
 daemon starts the trainer again.
 """
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,6 +40,7 @@ from atoll.node.trainer.micro_batch import (
 )
 from atoll.node.trainer.model import blocks_of
 from atoll.node.trainer.stop_signals import on_stop
+from atoll.node.trainer.unfinished_step import forget_step
 
 T = TypeVar("T")
 TIMED_PASSES = 3  # of which the fastest counts
@@ -135,20 +135,9 @@ class GradientAccumulator:
         self._store.write(Record(below, sentence))
         if self._ranks.size > 1:
             raise MicroBatchTooLarge(f"{sentence}: starts again with {below}")
-        self._clear()
+        forget_step(self._model, self._device)
         self._take(below)
         self.tell(f"{sentence}: goes on with {below}")
-
-    def _clear(self) -> None:
-        """Forget the gradients, and what else a step has begun that did not end."""
-        self._model.zero_grad(set_to_none=True)
-        if isinstance(self._model, FSDPModule):
-            # Those were of gathered parameters, whose gradients the reset leaves as they are.
-            self._model.reset_iter_state()
-            self._model.zero_grad(set_to_none=True)
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _take(self, plan: StepPlan) -> None:
         self._plan = plan
@@ -191,7 +180,7 @@ class GradientAccumulator:
             forget_peak()
             seconds = self._seconds(plan, min(2 * plan.size, share))  # of two: there are gradients already
             growth = max(0.0, resident_bytes("VmHWM") - before) if self._device.type == "cpu" else 0.0
-            self._clear()
+            forget_step(self._model, self._device)
             if seconds is None:
                 return None
             elapsed = time.monotonic() - began - self._compile_seconds

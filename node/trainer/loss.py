@@ -9,8 +9,8 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.faults import fault_point
 from atoll.node.data.samples import UNLEARNED
 from atoll.node.participant.batches import Batch, RunTokens, Share, learned, moved, pieces
-from atoll.node.participant.participant import bounded_loss
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.step_outcome import bounded_loss
 from atoll.node.trainer.attention_mask import begin_at_zero
 from atoll.node.trainer.chunked_loss import is_large
 from atoll.node.trainer.model import Decoder

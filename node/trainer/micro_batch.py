@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.files import atomic_write
 from atoll.node.config import Checkpointing
 
@@ -161,6 +162,6 @@ class MicroBatchStore:
                 out.write(msgspec.json.encode(kept))
 
     def _records(self) -> dict[str, Record]:
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, *DECODE_ERRORS):
             return msgspec.json.decode(self._path.read_bytes(), type=dict[str, Record])
         return {}

@@ -3,7 +3,8 @@
 `build` promises a module whose `forward(tokens)` maps (B, T) int64 to logits (B, T, V); the decoder's takes
 targets, too, and then returns the loss, and positions, which separate documents. `init_parameters` promises the
 same numbers for the same seed and parameter names, whatever the number of local ranks: each rank draws the whole
-tensor of a parameter and keeps the block it owns. The trainer calls both.
+tensor of a parameter and keeps the block it owns; and bit for bit the same on every machine, as members of a run
+compare what they make. The trainer calls both.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from atoll.node.participant.flat_vector import local_block, local_tensor
 from atoll.node.trainer.attention import Attention
 from atoll.node.trainer.attention_mask import Mask, attention_mask, begin_at_zero
 from atoll.node.trainer.chunked_loss import chunked_cross_entropy
+from atoll.node.trainer.exact_normal import exact_normal
 from atoll.node.trainer.rotary import Rotary
 
 INIT_STD = 0.02
@@ -158,5 +160,4 @@ def initial_value(name: str, shape: tuple[int, ...], depth: int, seed: int) -> T
     residual = name.endswith(("attention.output.weight", "ffn.down.weight"))
     std = INIT_STD / math.sqrt(2 * depth) if residual else INIT_STD
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.empty(shape).normal_(0.0, std, generator=generator)
+    return torch.from_numpy(exact_normal(math.prod(shape), std, int.from_bytes(digest[:8], "little"))).view(shape)

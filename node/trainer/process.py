@@ -12,7 +12,7 @@ import platform
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -71,6 +71,12 @@ class LocalRank:
 
 def main(group: str) -> None:
     """Be local rank `RANK` of `WORLD_SIZE`, who meet in the file `group`; return when the daemon is gone."""
+    run_rank(group, take_part)
+
+
+def run_rank(group: str, take_part: Callable[[torch.device], None]) -> None:
+    """Be a local rank, as `main`, of a trainer that takes part with its device in this way. What ends it is told
+    to the daemon where a restart would not cure it, and is in the trainer's log."""
     die_with_parent(signal.SIGKILL, int(os.environ.get(LAUNCHER, "0")) or None)
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from atoll.comm import log
+from atoll.comm import cli, log
+from atoll.comm.errors import ConfigError
+from atoll.comm.terminal import visible
 from atoll.coordinator import server
 from atoll.coordinator.cli import coordinator
 from atoll.node.cli import node
@@ -89,3 +91,22 @@ def test_the_level_is_an_option_of_every_process(tmp_path: Path, monkeypatch: py
             assert done.exit_code == 0, done.output
             assert logging.getLogger("atoll").level == expected
         assert CliRunner().invoke(group, [*command, "--log-level", "loud"]).exit_code == 2
+
+
+def test_words_of_others_do_nothing_to_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = "\x1b[2J\x1b]0;title\x07\r\n\x9b1m\u202egnp"
+    log.setup()
+    logging.getLogger("atoll.node").info(f"the server says {hostile}")
+    (line,) = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert line.endswith(r"the server says \x1b[2J\x1b]0;title\x07\r\n\x9b1m\u202egnp") and line.isprintable()
+
+    def fail(**_: Any) -> None:
+        raise ConfigError(hostile)
+
+    monkeypatch.setattr(cli, "cli", fail)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err.replace("\n", "").isprintable()
+    assert visible(f"a\tb\n{hostile}", keep="\t\n").startswith("a\tb\n\\x1b")

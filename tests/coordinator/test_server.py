@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,13 @@ import msgspec
 import pytest
 
 from atoll.comm.config.outer import OuterConfig
-from atoll.comm.config.run import RunConfig, SecurityConfig, TlsMode, to_json
+from atoll.comm.config.run import RunConfig, to_json
+from atoll.comm.config.security import PrivateAddresses, SecurityConfig, TlsMode
 from atoll.comm.errors import ConfigError
 from atoll.coordinator import server
-from atoll.coordinator.server import ServerOptions, _same_run, encrypted
+from atoll.coordinator.door.front_door import listening_socket
+from atoll.coordinator.door.ports import PAGE
+from atoll.coordinator.server import ServerOptions, _same_run, encrypted, private_addresses
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.state import Phase, RoundState, State
 
@@ -39,6 +43,28 @@ def test_tls_is_on_unless_everything_is_loopback(listen: str, advertise: str, ex
     assert encrypted(RunConfig(), options) is expected
     for mode in (TlsMode.ON, TlsMode.OFF):
         assert encrypted(RunConfig(security=SecurityConfig(mode)), options) is (mode is TlsMode.ON)
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "expected"),
+    [
+        ("127.0.0.1:0", "", True),
+        ("0.0.0.0:0", "", True),  # join URLs name 127.0.0.1
+        ("10.0.0.1:0", "", True),
+        ("0.0.0.0:0", "192.168.1.2:4700", True),
+        ("0.0.0.0:0", "8.8.8.8:4700", False),
+        ("127.0.0.1:0", "8.8.8.8:4700", False),  # something forwards to it
+        ("8.8.8.8:0", "", False),
+    ],
+)
+def test_members_have_private_addresses_where_the_coordinator_has_one(
+    listen: str, advertise: str, expected: bool
+) -> None:
+    options = ServerOptions(Path(), listen, "127.0.0.1:0", advertise)
+    assert private_addresses(RunConfig(), options) is expected
+    for asked in (PrivateAddresses.ALLOW, PrivateAddresses.REFUSE):
+        config = RunConfig(security=SecurityConfig(private_addresses=asked))
+        assert private_addresses(config, options) is (asked is PrivateAddresses.ALLOW)
 
 
 def test_a_state_directory_of_the_same_run_may_be_older_than_a_key_of_its_config(tmp_path: Path) -> None:
@@ -81,3 +107,40 @@ def test_garbage_is_collected_also_while_a_round_waits_for_members(
 
     asyncio.run(story())
     assert [count > 1_000_000 for count in thresholds[0]] == [False, False, True]
+
+
+def test_a_request_that_trickles_into_the_page_is_ended_and_others_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PAGE", replace(PAGE, deadline=0.3))
+    tracker: Any = SimpleNamespace(tell=lambda *_: None)
+    options = ServerOptions(tmp_path, "127.0.0.1:0", "", "")
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        with closing(Journal(tmp_path)) as journal:
+            page = listening_socket("127.0.0.1:0", "--http")
+            where = page.getsockname()[:2]
+            serving = asyncio.create_task(server._serve(RunConfig(), options, journal, page, tracker))
+
+            async def asked(source: str, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                reader, writer = await asyncio.open_connection(*where, local_addr=(source, 0))
+                writer.write(request)
+                return reader, writer
+
+            async with asyncio.timeout(30.0):
+                reader, writer = await asked("127.0.0.2", b"GET / HTTP/1.1\r\n")
+                began, over = loop.time(), asyncio.create_task(reader.read())
+                while not over.done():
+                    writer.write(b"x: y\r\n")
+                    other, its = await asked("127.0.0.1", b"GET /api/run HTTP/1.0\r\n\r\n")
+                    assert b" 200 OK" in await other.read()
+                    its.close()
+                    await asyncio.sleep(0.01)  # connections of one address are few a second
+                assert 0.25 < loop.time() - began < 10.0
+                writer.close()
+                await asyncio.gather(over, return_exceptions=True)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(story())

@@ -42,7 +42,7 @@ def until(what: str, look: Callable[[], Any], seconds: float = 90.0) -> Any:
     while time.monotonic() < deadline:
         if found := look():
             return found
-        time.sleep(0.02)
+        time.sleep(0.1)  # the page takes so many connections a second
     raise AssertionError(f"waited {seconds:g} s for {what}")
 
 
@@ -81,8 +81,8 @@ class Run:
         assert self.coordinator.poll() is None, self.log("c")
         return next((w for w in self.log("c").split() if w.startswith("http://")), "")
 
-    def invite(self, uses: int) -> str:
-        command = [*ATOLL, "invite", "--state-dir", str(self.folder / "c"), "--uses", str(uses)]
+    def invite(self, uses: int, *options: str) -> str:
+        command = [*ATOLL, "invite", "--state-dir", str(self.folder / "c"), "--uses", str(uses), *options]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def join(
@@ -126,6 +126,12 @@ class Run:
         while page := self.get(f"/api/rounds?since={found[-1]['round'] if found else since}"):
             found += page
         return found
+
+    def offences(self, name: str) -> list[str]:
+        """What was held against a node, from the first decision to the last."""
+        command = [*ATOLL, "blame", name, "--state-dir", str(self.folder / "c"), "--json"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [json.loads(line)["evidence"]["offence"] for line in lines if line.startswith("{")]
 
     def commit_after(self, committed: int) -> float:
         """Wait until a round after `committed` is committed; return when, in monotonic seconds."""

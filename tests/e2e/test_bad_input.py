@@ -36,8 +36,11 @@ class Coordinator:
         command = [*ATOLL, "coordinator", "start", str(DEMO), "--state-dir", str(state_dir), *ports, *settings]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
-        first = self.process.stderr.readline()
-        assert "nodes join at" in first, first + self.process.stderr.read()
+        said = ""
+        while "nodes join at" not in said:
+            line = self.process.stderr.readline()
+            assert line, said  # else it has ended
+            said += line
 
     def url(self) -> str:
         command = [*ATOLL, "invite", "--state-dir", str(self.state_dir), "--json"]

@@ -33,13 +33,14 @@ POINTS = (
     "state.written",
     "published.before-write",
 )
-SHORT = ("plan.written", "seal.told", "commit.before-write")  # in the middle of a reduce, and as it ends
-OTHERS = [point for point in POINTS if point not in SHORT]
+IN_A_REDUCE = ("plan.written", "seal.told", "commit.before-write")  # in the middle of a reduce, and as it ends
+OTHERS = [point for point in POINTS if point not in IN_A_REDUCE]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "points",
-    [pytest.param(SHORT, id="in a reduce"), pytest.param(OTHERS, id="elsewhere", marks=pytest.mark.long)],
+    [pytest.param(IN_A_REDUCE, id="in a reduce"), pytest.param(OTHERS, id="elsewhere")],
 )
 def test_a_coordinator_that_dies_at_any_point_commits_every_round_once(points: Sequence[str], run: Run) -> None:
     deaths = [f"coordinator.{point}" for point in points for _ in range(TIMES)]

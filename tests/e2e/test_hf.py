@@ -75,3 +75,26 @@ def test_two_nodes_train_adapters_as_one_process_does_through_the_death_of_a_tra
     print(f"alone {before:.4f} to {after:.4f}, two nodes {records[-1]['val_loss']:.4f}")
     assert after < 0.85 * before
     assert records[-1]["val_loss"] == pytest.approx(after, rel=0.01)
+
+
+@pytest.mark.parametrize("adapters", [True, False], ids=["adapters", "whole"])
+def test_a_run_begins_with_what_peft_or_transformers_wrote(adapters: bool, run: Run, tmp_path: Path) -> None:
+    import peft
+
+    model = tiny_qwen(tmp_path / "base", hidden_size=64, intermediate_size=128)
+    overrides, begin = settings(tmp_path / "base"), tmp_path / "base"
+    if adapters:
+        targets = ("q_proj", "v_proj")
+        config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=list(targets), task_type="CAUSAL_LM")
+        begin = tmp_path / "adapters"
+        peft.get_peft_model(model, config).save_pretrained(begin)
+        overrides = (*overrides, f"hf.lora.targets=[{','.join(targets)}]")
+    else:
+        hf = ("hf.base=''", "hf.digest=''", "hf.lora.rank=0", f"hf.config={begin}")
+        overrides = (*overrides, *hf)
+    run.start(*overrides, f"init_from={begin}", "rounds.total=1", "rounds.inner_steps=1", "members.start=1")
+    node = run.join(run.invite(1), "one", "files=true")
+    assert node.wait(SECONDS) == 0
+    name = "adapter_model.safetensors" if adapters else "model.safetensors"
+    assert f"state 0 is the weights in {begin / name}" in run.log("one")
+    assert [record["round"] for record in run.rounds()] == [1]

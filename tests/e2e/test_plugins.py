@@ -47,7 +47,7 @@ def test_nodes_with_the_package_train_and_agree_and_one_without_it_is_told_what_
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert exported["round"] > 0 and config["model"]["plugin"] == "bigram" and "architectures" not in config
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "the plugin bigram" in card and "the plugin heavy" in card and "those of the run's plugin" in card
+    assert "the plugin bigram" in card and "the plugin heavy" in card and "those of the plugin" in card
     refused = exports(run.folder / "one", tmp_path / "llama", "--layout", "llama", code=2)
     assert "trains the model of a plugin (model.plugin=bigram)" in refused.stderr
     monkeypatch.delenv("PYTHONPATH")

@@ -33,7 +33,9 @@ def test_a_run_begins_with_another_runs_checkpoint(run: Run, tmp_path: Path) -> 
         until("the second commit", lambda: following.committed() >= 2)
         following.whole(1)
         logs = following.log("one") + following.log("two")
-        assert logs.count(f"state 0 is the checkpoint of round {newest} of run first, with its momentum") == 1
+        assert (
+            logs.count(f"state 0 is the checkpoint of round {newest} of run first, with its momentum") == 2
+        )  # each makes state 0
         assert len(following.rounds()[0]["contributors"]) == 2
         assert following.rounds()[0]["val_loss"] < records[1]["val_loss"]
     finally:

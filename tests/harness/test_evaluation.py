@@ -70,6 +70,13 @@ def test_the_figure_is_what_the_model_itself_prefers(exported: tuple[Node, Path]
     assert found["tasks"]["tiny_choice"]["acc"] == pytest.approx(right / 3)
 
 
+def test_without_a_device_it_is_the_gpu_if_there_is_one_and_else_the_processor(
+    exported: tuple[Node, Path], tasks: Path
+) -> None:
+    found = evaluate(exported[1], EvaluationOptions(("tiny_choice",), tasks, limit=1))
+    assert found["samples"] == {"tiny_choice": 1}
+
+
 def test_a_task_that_there_is_not_and_one_that_needs_the_network(exported: tuple[Node, Path], tasks: Path) -> None:
     with pytest.raises(ConfigError, match="has no task tiny_riddle"):
         evaluate(exported[1], EvaluationOptions(("tiny_choice", "tiny_riddle"), tasks, device="cpu"))

@@ -1,5 +1,7 @@
 """`atoll node join`: what is behind `--`."""
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,12 @@ def test_a_command_that_cannot_be_one_is_refused_before_anything_is_started(
 
 def test_the_usage_tells_of_the_command() -> None:
     assert "[-- COMMAND ...]" in CliRunner().invoke(cli.node, ["join", "--help"]).output
+
+
+def test_the_help_lists_every_setting_of_the_node_and_no_other() -> None:
+    """Between `OVERRIDES:` and the sentence on the command behind the dashes; figures in brackets are units and
+    what holds without the setting."""
+    text = " ".join(CliRunner().invoke(cli.node, ["join", "--help"]).output.split())
+    listed = text.partition("key=value OVERRIDES: ")[2].partition(". A command behind --")[0]
+    names = [name for name in re.split(r"[,; ]+", re.sub(r"\(.*?\)", "", listed)) if name]
+    assert sorted(names) == sorted(field.name for field in fields(NodeConfig))

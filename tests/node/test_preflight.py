@@ -13,7 +13,13 @@ from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import preflight
 from atoll.node.config import Device, NodeConfig
 from atoll.node.devices import Gpu
-from atoll.node.preflight import check_congestion, check_device, check_memory, check_network
+from atoll.node.preflight import (
+    beginning_out_of_reach,
+    check_congestion,
+    check_device,
+    check_memory,
+    check_network,
+)
 
 ON_CPU = NodeConfig(device=Device.CPU, ranks=1, durable=False)
 KERNEL = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -56,10 +62,15 @@ def test_a_model_that_does_not_fit_is_refused_by_what_its_wire_needs_too(
         check_memory(run, ON_CPU, [])
 
 
+def test_a_batch_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ResourceError, match="a batch of 128,000,000,000,000 tokens needs about 30720000.0 GB"):
+        check_memory(RunConfig(inner=InnerConfig(batch_size=10**12)), ON_CPU, [])
+
+
 def needed(run: RunConfig, node: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of host memory a parameter that the run needs on the node."""
     monkeypatch.setattr(preflight, "PROCESS_BYTES", 0)
-    monkeypatch.setattr(preflight, "available", lambda: 0)
+    monkeypatch.setattr(preflight, "available", lambda: 1 << 24)
     run = replace(run, model=ModelConfig(dim=1024, layers=64, ffn_dim=4096))
     with pytest.raises(ResourceError) as refused:
         check_memory(run, node, [Gpu("", 1 << 60)])
@@ -93,3 +104,16 @@ def test_a_model_must_fit_into_the_memory_of_the_gpus_that_are_used(monkeypatch:
         check_memory(run, replace(two, ranks=3), found)
     with pytest.raises(ResourceError, match="this node's GPU has"):
         check_memory(run, replace(two, ranks=1), found)
+
+
+def test_a_beginning_in_files_is_said_at_the_join_where_it_cannot_be_read(tmp_path: Path) -> None:
+    def said(place: str, files: bool) -> str:
+        return beginning_out_of_reach(RunConfig(init_from=place), NodeConfig(files=files))
+
+    for place in ("weights", str(tmp_path), f"file://{tmp_path}"):
+        assert "the node has files=true" in said(place, files=False)
+    assert said("weights/none", files=True).startswith(
+        f"init_from=weights/none: this machine has no {Path.cwd()}/weights"
+    )
+    for place, files in (("", False), (str(tmp_path), True), ("s3://bucket/x", False), ("hf://org/name", False)):
+        assert said(place, files) == ""

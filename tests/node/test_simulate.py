@@ -34,6 +34,7 @@ from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate import simulation
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.defence import Seals
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
@@ -55,7 +56,9 @@ NODE = NodeConfig()
 def tiny(**changes: Any) -> RunConfig:
     inner = InnerConfig(optimizer=OptimizerName.ADAMW, batch_size=4, warmup_tokens=512)
     rounds = RoundsConfig(inner_steps=5)
-    return RunConfig(**{"seed": 5, "model": MODEL, "inner": inner, "reduce": FP32, "rounds": rounds, **changes})
+    outer = OuterConfig(clip=False)  # what theory says is of plain means
+    usual = {"model": MODEL, "inner": inner, "outer": outer, "reduce": FP32, "rounds": rounds}
+    return RunConfig(**{"seed": 5, **usual, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,7 @@ def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source
 def test_a_simulated_run_is_its_rounds_put_together_bit_for_bit(feedback: float, source: Source) -> None:
     run = tiny(
         reduce=ReduceConfig(codec=CodecName.INT8),
-        outer=OuterConfig(momentum_warmup=2, feedback=feedback),
+        outer=OuterConfig(momentum_warmup=2, feedback=feedback, clip=False),
         rounds=RoundsConfig(inner_steps=3),
     )
     trainees = [plain(run, source, 0) for _ in range(3)]
@@ -140,7 +143,7 @@ def test_one_simulated_node_with_sgd_of_1_is_plain_training(source: Source) -> N
 def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> None:
     run = tiny(
         inner=InnerConfig(optimizer=OptimizerName.SGD, lr=0.1, warmup_tokens=512, clip=1e6, batch_size=4),
-        outer=OuterConfig(lr=1.0, momentum=0.0),
+        outer=OuterConfig(lr=1.0, momentum=0.0, clip=False),
         rounds=RoundsConfig(inner_steps=1),
     )
     here, there = fleet(run, source), plain(with_batch(run, 4 * 4), source, 20)
@@ -185,11 +188,11 @@ class Recorded(ReplicatedState):
     nodes: Sequence[SimulatedNode] = ()
     sent: dict[int, Any] = {}
 
-    def commit(self, contributions: Sequence[MemberDelta]) -> None:
+    def commit(self, contributions: Sequence[MemberDelta], seals: Seals | None = None) -> None:
         for contribution in contributions:
             (node,) = (n.number for n in self.nodes if n.shares[0].decoded is contribution.decoded)
             self.sent[node] = self.sent.get(node, 0.0) + contribution.decoded.astype(np.float64)
-        super().commit(contributions)
+        super().commit(contributions, seals)
 
 
 @pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(2)])

@@ -10,7 +10,7 @@ from deltas import F32, deltas
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.merge import Merge, mean, radial
-from atoll.outer_opt.weights import by_quality, by_tokens, equal, shares
+from atoll.outer_opt.weights import bounded, by_quality, by_tokens, equal, shares
 
 MERGES = pytest.mark.parametrize("merge", [mean, radial])
 
@@ -105,5 +105,8 @@ def test_weights() -> None:
     assert equal([100, 0, 50], [1, 0, 2]) == [1.0, 0.0, 1.0]
     assert by_quality([80, 40, 0], [10, 10, 0]) == [640.0, 160.0, 0.0]
     assert by_quality([8000, 80, 80], [10, 10, 10]) == [4 * 640.0, 640.0, 640.0]
+    assert bounded([1.0, 1.0, 8.0], 1.5) == [1.0, 1.0, 1.5] and bounded([1.0, 1.0, 8.0], 0) == [1.0, 1.0, 8.0]
+    assert bounded([0.0, 2.0, 4.0], 1.0) == [0.0, 2.0, 3.0] and bounded([0.0], 1.5) == [0.0]
+    assert bounded([2.0, 9.0, 9.0], 1.5, [0]) == [2.0, 3.0, 3.0]
     with pytest.raises(ValueError, match="at least one above 0"):
         shares([0.0, 0.0])

@@ -6,6 +6,8 @@ import itertools
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from sim import invariants
+from sim.audit import key_of
 from sim.engine import Call
 
 from atoll.comm.ids import NodeId
@@ -15,6 +17,7 @@ from atoll.coordinator.service import validation
 from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
 from atoll.node.control.freshness import StreamFreshness
 from atoll.node.control.outbox import ReportOutbox, ReportQueue, SessionLost
+from atoll.node.control.roster import Roster
 from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
@@ -37,11 +40,16 @@ class Control:
         self._asked: dict[int, ReportQueue] = {}  # by the number of the latest call for what is in flight there
         self._session = ""  # what reports and heartbeats are signed with
         self.outbox, self._freshness = ReportOutbox(), StreamFreshness()
+        self.roster = Roster()
         self._joins, self._streams = Backoff(FIRST_RETRY_SECONDS), Backoff(FIRST_REOPENING_SECONDS)
 
     @property
     def session(self) -> tuple[NodeId, int]:
         return self.me, self.life
+
+    def admits(self, node: "Node") -> bool:
+        """Whether it accepts connections of that process."""
+        return self.roster.members.get(node.me) == node.host.key
 
     # Join
 
@@ -51,7 +59,9 @@ class Control:
         self._ticket = next(self._numbers)
         host = self.node.host
         address = "" if host.leaf else host.name
-        self._call(self._service.join, self._ticket, host.session, host.name, address, host.role)
+        if not host.session:  # a new disk, or nobody has admitted the machine so that it heard of it
+            host.key = key_of(host.name, self.node.engine.now)
+        self._call(self._service.join, self._ticket, host.session, host.key, host.name, address, host.role)
         self._again(self._joins, self._rejoin_if, self._ticket)
 
     def _rejoin_if(self, ticket: int) -> None:
@@ -91,6 +101,7 @@ class Control:
             return
         self.stream = next(self._numbers)
         self._freshness.open_stream()
+        self.roster.open_stream()
         if self._service.alive:
             self._call(self._service.watch, self.stream, self._session)
         else:
@@ -101,6 +112,12 @@ class Control:
             return
         view = pb.View.FromString(encoded)
         unpack_plan(view)
+        if (changed := self.roster.read(view)) is None:
+            self._hang_up()
+            return self._watch_soon()
+        if changed:
+            invariants.rosters_are_the_views(self.node, view, self.roster)
+            self.node.plane.links.admit(self.roster.members.keys())
         self._streams.reset()
         self._freshness.see((view.incarnation, view.version))
         self.node.feed(node_ev.ViewArrived(view))

@@ -54,6 +54,16 @@ class Disk:
                 return newest, state
         return -1, b""
 
+    def state_before(self, round_: int) -> tuple[int, bytes]:
+        """The newest of an earlier round that one of its snapshots leads to."""
+        for snapshot in self.snapshots:
+            if snapshot.last < round_:
+                at, state = snapshot.first, snapshot.state
+                while at < round_ - 1 and at + 1 in self.log:
+                    at, state = at + 1, next_state(state, self.log[at + 1])
+                return (at, state) if at >= snapshot.last else (-1, b"")
+        return -1, b""
+
     def trim(self, takes_snapshots: bool) -> None:
         """Drop what the log need not have."""
         needed = first_needed([s.first for s in self.snapshots], self.log, -1, takes_snapshots)

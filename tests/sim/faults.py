@@ -30,6 +30,14 @@ LIES = (
     "contribution",  # one that cannot be decoded
     "front",
     "samples",
+    "norm",  # its delta is longer than it tells
+    "frame",  # another's delta is longer than that one told
+    "turned",  # its delta is turned against the last round's
+    "slander",  # another's delta is turned
+    "rate",  # that no link has
+    "audit",  # what others sealed comes to something else
+    "receipt",  # it has none for an auditor
+    "input",  # that it contributed something else
 )
 SPEEDS = (1.0, 1.0, 1.0, 0.9, 0.7, 0.5, 0.2)  # of trainers
 
@@ -222,10 +230,11 @@ class Faults:
 
     def lie(self) -> None:
         node = self._victim()
-        if node is not None and len(self.world.durable.round.participants) >= 3:
+        if node is not None and len(self.world.durable.round.participants) >= 3 and self._may_stay_away(1):
             lie = self.rng.choice(LIES)
             node.say(f"will lie: {lie}")
             node.host.lies.append(lie)
+            node.host.liar = True
 
     # The network
 

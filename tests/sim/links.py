@@ -3,6 +3,7 @@
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 HOLD_TIME = 4.0  # seconds that a frame of a round, or attempt, to come is held
+KNOCK_TIME, KNOCKS = 0.25, 8  # seconds until who is not accepted yet is looked at again; how often at most
 DIAL_TIME = 1.0  # seconds after which a dial that nobody answers has failed
 TIMES = LinkTimes(other_side=0.5, leaf=4.0, redial=(0.2, 0.5, 1.0))
 
@@ -164,6 +166,14 @@ class Links:
                 peer.policy.link_target = self.world.rng.choice([1, 1, 2])
                 self._turn(peer, self.world.rng.uniform(0, 0.02))
 
+    def admit(self, members: Collection[NodeId]) -> None:
+        """Close the links of who is no member any more."""
+        for peer in self.peers.values():
+            if peer.node not in members:
+                peer.turn = 0
+                for link in list(peer.links):
+                    link.snap()
+
     def peer(self, node: NodeId) -> Peer:
         if node not in self.peers:
             self.peers[node] = Peer(node)
@@ -203,13 +213,22 @@ class Links:
         if peer.turn and (isinstance(peer.step, Rest) or (peer.step is not None and peer.links)):
             self._turn(peer, 0.0)
 
-    def _dial(self, peer: Peer, count: int) -> None:
+    def _knock(self, peer: Peer, turn: int, count: int, knocks: int) -> None:
+        if peer.turn == turn:
+            self._dial(peer, count, knocks)
+
+    def _dial(self, peer: Peer, count: int, knocks: int = 0) -> None:
         node, to, network = self.node, self.world.at(peer.address), self.world.network
         if to is None or not to.alive or to.me != peer.node or to.control.left:
             self._failed(peer, count, "refused")
         elif to.stopped or {(node.place, to.place), (to.place, node.place)} & network.cut:
             peer.turn = next(self._turns)
             self.node.later(DIAL_TIME, self._unanswered, peer, peer.turn, count)
+        elif not to.control.admits(node) and knocks < KNOCKS:  # it waits for its view, and then for no longer
+            peer.turn = next(self._turns)
+            self.node.later(KNOCK_TIME, self._knock, peer, peer.turn, count, knocks + 1)
+        elif not to.control.admits(node):
+            self._failed(peer, count, "it refused: this is no member of the run")
         else:
             for _ in range(count):
                 link = Link(self.world, node, to)

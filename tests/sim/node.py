@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from sim import invariants
+from sim.audit import Audits
 from sim.beyond import Beyond
 from sim.control import Control
 from sim.disk import Checkpointer, Disk
@@ -16,7 +17,7 @@ from sim.plane import Plane
 from sim.trainer import Trainer
 from sim.truth import Contribution, Life, digest, next_state, norm, root
 
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NO_KEY, NodeId, PublicKey
 from atoll.comm.plan import NOBODY
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import trainer_channel as channel
@@ -39,6 +40,7 @@ class Host:
     speed: float  # of its trainer; 1: the fastest
     offset: float  # seconds that its clock is off
     session: str = ""  # remembered on its disk
+    key: PublicKey = NO_KEY  # the same
     gone: bool = False  # for ever
     sick: bool = False  # its trainer, or what merges, hangs, for ever, and its daemon does not see it
     leaf: bool = False  # nobody can dial it
@@ -46,6 +48,8 @@ class Host:
     role: str = ""  # "reducer": has no trainer
     disk: Disk | None = None  # what it has of the run; None: no place for it
     lies: list[str] = field(default_factory=list)  # what it will lie about, once each
+    liar: bool = False  # it was to lie at some time
+    habit: str = ""  # what it does, or leaves out, in every round
 
     def lies_about(self, what: str) -> bool:
         if what not in self.lies:
@@ -62,6 +66,7 @@ class Node(Process):
         self.world, self.host = world, host
         self.machine = State(stall=world.config.members.stall)
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
+        self.audits = Audits(self)
         self.reports = Reports(self.control)
         self.durable = Checkpointer(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
@@ -117,7 +122,10 @@ class Node(Process):
     def feed(self, event: node_ev.Event) -> None:
         if isinstance(event, node_ev.ViewArrived):
             self.serve = [donor.node_id for donor in event.view.serve]
+            self.audits.follow(event.view)
             invariants.only_who_can_is_to_evaluate(self, event.view)
+        elif isinstance(event, node_ev.Rejoined):
+            self.audits.stop()
         self.machine, effects = step(self.machine, event)
         self.reports.view = self.machine.view
         if self.world.tracing:
@@ -148,7 +156,8 @@ class Node(Process):
                 self.world.planned(plan)
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
-                self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
+                about = self._times(plan), self._turns(plan)
+                self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague, *about))
             case ef.VerifySeals(view):
                 self.plane.prove(view.plan.round, view.ledger)
             case ef.StopReduce():
@@ -162,8 +171,11 @@ class Node(Process):
                 self.plane.cancel()
             case ef.Recover(_, differs, rebase):
                 self._recover(effect, differs, rebase)
-            case ef.FallBack():
-                self.later(self.world.apply_time, self._fall_back)
+            case ef.FallBack(before):
+                if before:  # what it trained is on top of what may be wrong
+                    self.drop_for_good()
+                    self.beyond.clear()
+                self.later(self.world.apply_time, self._fall_back, before)
             case ef.Renumber(view):
                 self.still = False
                 self.later(self.world.apply_time, self._renumber, view.committed)
@@ -224,6 +236,18 @@ class Node(Process):
         else:
             self.feed(node_ev.EncodingBegun(work, work.norm, 1.0))
 
+    def _times(self, plan: pb.Plan) -> float:
+        """How much longer its delta is than it told."""
+        if self.host.lies_about("norm"):
+            self.world.truth.outsized.add((self.me, plan.round))
+        return 17.0 if (self.me, plan.round) in self.world.truth.outsized else 1.0
+
+    def _turns(self, plan: pb.Plan) -> bool:
+        """Whether its delta is turned against the last round's."""
+        if self.host.habit == "turns" or self.host.lies_about("turned"):
+            self.world.truth.turned.add((self.me, plan.round))
+        return (self.me, plan.round) in self.world.truth.turned
+
     def _report_ready(self, round_: int, contribution: pb.ContributionReady) -> None:
         contribution.front += self.host.lies_about("front")
         contribution.samples += 1000 * self.host.lies_about("samples")
@@ -241,11 +265,12 @@ class Node(Process):
             self.world.restored(self, state)
             self.feed(node_ev.StateMoved(round_, state))
 
-    def _fall_back(self) -> None:
-        if self.host.disk is None or not self.host.disk.snapshots:
+    def _fall_back(self, before: int) -> None:
+        disk = self.host.disk
+        round_, state = (-1, b"") if disk is None else disk.state_before(before) if before else disk.state()
+        if round_ < 0:
             self.feed(node_ev.MoveFailed(self.state[0]))
             return
-        round_, state = self.host.disk.state()
         self.state, self.still, self.base = (round_, state), True, state
         self.world.restored(self, state)
         self.feed(node_ev.StateMoved(round_, state))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sim.links import Links, Peer
+from sim.links import KNOCK_TIME, Links, Peer
 from sim.reduce import Reduce
 from sim.truth import Contribution
 
@@ -95,6 +95,9 @@ class Plane:
             self._ask(order, i + 1)
 
     def give(self, to: "Node", number: int, order: effects.Recover, i: int) -> None:
+        if not self.node.control.admits(to):  # it may be so new that this node's view does not know of it yet
+            self.node.later(KNOCK_TIME, self.give, to, number, order, i)
+            return
         state = self.node.passed_on(order.view.committed)
         self.world.network.send(self.node, to, to.plane.given, number, order, i, state)
 

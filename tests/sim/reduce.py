@@ -3,13 +3,15 @@
 and their digests for means. It also tells the lies of a host that lies.
 """
 
+import math
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, assert_never
 
+from sim.audit import content
 from sim.invariants.violation import hold
 from sim.links import Frame, Links, Partial, Payload
-from sim.truth import Contribution, Mean, digest, root
+from sim.truth import Contribution, Mean, digest, norm, root
 
 from atoll.comm.allreduce import control_frames, routes
 from atoll.comm.allreduce.control_frames import CONTROL_KINDS
@@ -61,6 +63,9 @@ class Reduce:
         self.held: tuple[bytes, ...] = ()  # the same, once all are here
         self.forged: set[tuple[int, NodeId]] = set()  # chunks of which it sends others than it sealed, to whom
         self.peers: list[NodeId] = []  # in the plan
+        self._told: dict[int, SealReport] = {}  # of the terms of its latest mean of a chunk
+        # By chunk: since when it is this member's; place, content and inputs of each term; what was made of them.
+        self.merged: dict[int, tuple[int, list[tuple[int, bytes, tuple[int, ...]]], bytes]] = {}
         self._merging: list[tuple[int, Terms]] = []  # chunks, and what is being read
         self._over = False
 
@@ -76,6 +81,13 @@ class Reduce:
         self.links.expect(routes.links(plan, me))
         self.do(self.exchange.replan(plan))
         self.links.release()
+        if self.node.host.habit == "accuses":
+            self.node.later(TICK, self._accuse, plan)
+
+    def _accuse(self, plan: Plan) -> None:
+        """The same member in each round, who joined last."""
+        if not self._over and self.plan is plan and self.peers:
+            self.lost(max(self.peers, key=lambda n: int(n[1:])), "a lie")
 
     def end(self) -> None:
         self._over = True
@@ -102,7 +114,7 @@ class Reduce:
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     self.node.later(took, self._merged, effect, terms)
                 case ReportSeal(c, since, payload, inputs):
-                    self._report_seal(SealReport(c, since, payload, inputs))
+                    self._report_seal(replace(self._told[c], since=since, digest=payload, inputs=inputs))
                 case FreeContributions(c):
                     self._free(c)
                     self.partials.pop(c, None)
@@ -144,9 +156,22 @@ class Reduce:
         listed = chain(*(zip(p.places, p.contributions, p.weights, strict=True) for p in parts))
         places, contributions, weights = zip(*sorted(listed, key=lambda entry: entry[0]), strict=True)
         if isinstance(order, SumRegion):
+            self._tell_of_terms(c, terms, parts)
             self._summed(c, since, inputs, Partial(places, contributions, weights))
         else:
-            self._sealed(c, since, inputs, Mean(c, contributions, weights, self.plan.length))
+            self._tell_of_terms(c, terms, parts)
+            mean = Mean(c, contributions, weights, self.plan.length)
+            listed_ = [self._term(c, term, part) for term, part in zip(terms, parts, strict=True)]
+            self.merged[c] = since, listed_, self.world.payload(mean)
+            self._sealed(c, since, inputs, mean)
+
+    def _term(
+        self, c: int, term: MergeTerm[Contribution | Partial], part: Partial
+    ) -> tuple[int, bytes, tuple[int, ...]]:
+        """A term as a receipt has it: place, content, and of a region's mean what is in it."""
+        if isinstance(term.payload, Partial):
+            return term.place, digest("mean", c, part), part.places
+        return term.place, content(c, part.contributions[0]), ()
 
     def _part(self, term: MergeTerm[Contribution | Partial]) -> Partial:
         """What is summed of it."""
@@ -157,8 +182,52 @@ class Reduce:
         member = self.plan.members[term.place]
         return Partial((term.place,), (found,), ((member.weight, member.scale),))
 
+    def _tell_of_terms(self, c: int, terms: Terms, parts: list[Partial]) -> None:
+        """The norm and the direction of each term, where the plan looks at them."""
+        self._told[c] = SealReport(c, 0, b"", ())
+        if not self.plan.looks_at_norms:
+            return
+        chunks = self.world.chunks(self.round)
+        part = math.sqrt(chunks.size(c) / chunks.numel)
+        norms = [self._length(term, found) * part for term, found in zip(terms, parts, strict=True)]
+        if self.node.host.lies_about("frame"):
+            self.world.truth.framed.setdefault(self.round, set()).add(self.node.me)
+            norms[self.world.rng.randrange(len(norms))] *= 1e4
+        self._told[c] = replace(self._told[c], norms=tuple(norms))
+        if self.contribution is not None and self.round > 1 and self.world.config.security.outliers:
+            dots = [n * self._cosine(c, found) for n, found in zip(norms, parts, strict=True)]
+            self._slander(dots, norms, parts)
+            self._told[c] = replace(self._told[c], dots=tuple(dots), reference=1.0 + c)
+
+    def _cosine(self, c: int, found: Partial) -> float:
+        """To the last round, of a contribution or of a region's mean: all voices see nearly the same."""
+        x = found.contributions[0]
+        return -0.4 if x.turned else 0.4 + 0.01 * ((int(x.node[1:]) + c) % 3)
+
+    def _slander(self, dots: list[float], norms: list[float], parts: list[Partial]) -> None:
+        """A liar says of others that they turned their deltas: of one, or in each round of who joined first."""
+        habit = self.node.host.habit == "slanders"
+        if habit or self.node.host.lies_about("slander"):
+            self.world.truth.slandered.setdefault(self.round, set()).add(self.node.me)
+            nodes = [found.contributions[0].node for found in parts]
+            others = [i for i, node in enumerate(nodes) if node != self.node.me]
+            if others:
+                i = min(others, key=lambda i: int(nodes[i][1:])) if habit else self.world.rng.choice(others)
+                dots[i] = -norms[i]
+
+    def _length(self, term: MergeTerm[Contribution | Partial], found: Partial) -> float:
+        """The norm of a contribution, or of a region's mean."""
+        norms = [x.times * norm(x.node, len(x.samples)) for x in found.contributions]
+        if not isinstance(term.payload, Partial):
+            return norms[0]
+        scaled = [n * scale * weight for n, (weight, scale) in zip(norms, found.weights, strict=True)]
+        return sum(scaled) / sum(weight for weight, _ in found.weights)
+
     def _summed(self, c: int, since: int, inputs: tuple[int, ...], mean: Partial) -> None:
         effects = self.exchange.region_summed(c, since, inputs)
+        if effects and self._told[c].norms:
+            report = replace(self._told[c], since=since, digest=digest("sum", c), inputs=inputs)
+            self.node.reports.summed(self.plan, report, False)
         if effects:  # the first of them frees what there was before
             self.do(effects[:1])
             self.partials[c] = mean
@@ -190,6 +259,8 @@ class Reduce:
         return True
 
     def _report_seal(self, seal: SealReport) -> None:
+        if self.node.host.habit == "never seals":
+            return
         x, lies_about = self.exchange, self.node.host.lies_about
         if self._lies("seal"):
             seal = replace(seal, digest=digest("a lie", seal.digest))
@@ -202,7 +273,7 @@ class Reduce:
             attempts = {seal.since - 1, seal.since + 1, self.plan.attempt} - {seal.since}
             told += [replace(s, since=attempt) for attempt in attempts for s in again]
         if lies_about("empty"):
-            told += [replace(s, inputs=()) for s in seals]
+            told += [replace(s, inputs=(), norms=(), dots=()) for s in seals]
         told += seals
         if lies_about("seal again"):
             told += again
@@ -217,8 +288,11 @@ class Reduce:
     def _report_complete(self, root: bytes, proven: bool) -> None:
         self.held = self.result()
         self.world.truth.held.setdefault((self.node.me, self.round), set()).add(self.held)
+        if self.node.host.habit == "never holds":
+            return
         told = digest("a lie", root) if self._lies("held") else root
         plan, up = self.plan, self.world.rng.choice([0.0, 1e6, 5e6])
+        up = 1e15 if self.node.host.lies_about("rate") else up
         trips, inside, outside = self.world.measured(self.node, self.peers, bool(plan.regions))
         self.node.later(0.0, self.node.feed, node_ev.AttemptComplete((plan.round, plan.attempt), root))
         complete = pb.ReduceComplete(
@@ -231,6 +305,7 @@ class Reduce:
             rate_inside=inside,
             rate_outside=outside,
             round_trips=[pb.RoundTrip(node_id=peer, seconds=seconds) for peer, seconds in trips],
+            seen=[pb.SeenRate(node_id=peer, up=1e6, down=1e6) for peer in self.peers],
         )
         self.node.reports.reduce_complete(plan, complete)
 
@@ -257,7 +332,7 @@ class Reduce:
             if self.node.host.lies_about("contribution"):
                 payload = replace(payload, contributions=(replace(payload.contributions[0], samples=MALFORMED),))
         elif kind is FrameKind.SEALED:
-            if (payload := self.sealed.get(c)) is None:
+            if (payload := self.sealed.get(c)) is None or self.node.host.habit == "hoards":
                 return None
             if (c, node) in self.forged:
                 self.forged.discard((c, node))

@@ -12,6 +12,8 @@ class Reducer(Node):
 
     def feed(self, event: node_ev.Event) -> None:
         reduce = self.plane.reduce
+        if isinstance(event, node_ev.ViewArrived):
+            self.audits.follow(event.view)
         match event:
             case node_ev.ViewArrived(view) if view.finished:
                 self.control.leave("the run is finished")
@@ -24,6 +26,7 @@ class Reducer(Node):
             case node_ev.ViewArrived(view) if reduce is not None and reduce.round <= view.committed:
                 self.plane.cancel()
             case node_ev.Rejoined():
+                self.audits.stop()
                 self.plane.cancel()
             case _:  # of a trainer, which it has not, or a state
                 pass

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from sim import invariants
 from sim.engine import Call, Process
+from sim.truth import digest
 
-from atoll.comm.ids import NodeId
+from atoll.comm.errors import Refused
+from atoll.comm.ids import NodeId, PublicKey
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service import validation
+from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.event_loop import RETRY_INTERVAL
 from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
@@ -27,6 +30,7 @@ from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.sessions import Admission, SessionDirectory, session_of
 from atoll.coordinator.service.view_dispatch import ViewDispatch, ViewStream, pause
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.conduct import refusal
 from atoll.coordinator.state_machine.state import State
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 WRITE = 0.002  # seconds that one write to the journal takes, and that events are gathered for it
 DISPATCH = 0.01  # seconds that one dispatch of views takes
+KEYS = DataKeys(b"of the simulation")
 READ = 0.001  # seconds until a stream's reader has what it is woken for
 
 
@@ -81,7 +86,7 @@ class Service(Process):
         self._turns = 0  # of the loop, so far
         self._joins: deque[Callable[[], None]] = deque()  # ids are given one at a time
         self._sessions = SessionDirectory(self.state.members)
-        self.dispatch, self.streams = ViewDispatch(self.state), dict[NodeId, Stream]()
+        self.dispatch, self.streams = ViewDispatch(self.state, KEYS.key), dict[NodeId, Stream]()
         self._dispatch_due = self._dispatching = False
         self._reason_due = False  # a dispatch will come for a reason that was held back
         self.heard_at: dict[tuple[NodeId, int], float] = {}  # seconds; of the latest heartbeat of a node's life
@@ -93,7 +98,8 @@ class Service(Process):
 
     def start(self) -> None:
         """Begin the next incarnation."""
-        self._commit(self._group.prepare_start(self.now), self._rest)
+        nonce = digest("nonce", self.world.seed, self.world.lives) * 2
+        self._commit(self._group.prepare_start(self.now, nonce), self._rest)
 
     def die(self) -> None:
         """Its files stay as they are: the caller has copied them."""
@@ -227,24 +233,47 @@ class Service(Process):
 
     # Calls
 
-    def join(self, client: "Control", ticket: int, session: str, name: str, address: str, role: str) -> None:
+    def join(
+        self, client: "Control", ticket: int, session: str, key: PublicKey, name: str, address: str, role: str
+    ) -> None:
         if self.full:
             return
-        self._joins.append(lambda: self._admit(client, ticket, session, name, address, role))
+        self._joins.append(lambda: self._admit(client, ticket, session, key, name, address, role))
         if len(self._joins) == 1:
             self._joins[0]()
 
-    def _admit(self, client: "Control", ticket: int, session: str, name: str, address: str, role: str) -> None:
+    def _admit(
+        self, client: "Control", ticket: int, session: str, key: PublicKey, name: str, address: str, role: str
+    ) -> None:
         fresh = f"secret{self.world.rng.getrandbits(40):x}"
-        who = self._sessions.admission(session, self.state.members, fresh)
-        joined = ev.Joined(who.node, who.life, name, address, who.secret, leaf=not address, role=role)
+        try:
+            who = self._sessions.admission(session, key, self.state.members, fresh)
+        except Refused:
+            assert not session, f"{name} is not let back in"  # else the network has brought its first join twice
+            return self._next_join()
+        if refusal(self.state, who.node, key):
+            self._expelled(client)
+            return self._next_join()
+        joined = ev.Joined(who.node, who.life, name, address, who.secret, leaf=not address, role=role, key=key)
         self.submit(joined, self._admitted, client, ticket, session, who)
+
+    def _expelled(self, client: "Control") -> None:
+        """Its operator gives up a node that may not join."""
+        self.world.say(f"{client.node.place} is not let in any more")
+        client.node.host.gone = True
+        self.world.kill(client.node)
 
     def _admitted(self, client: "Control", ticket: int, asked: str, who: Admission) -> None:
         self._sessions.enter(who.secret, who.node)
+        if who.node not in self.state.members.here:  # it was put out in the same batch
+            self._expelled(client)
+            return self._next_join()
         member = self.state.members.here[who.node]
         invariants.one_node_a_session(self.world, asked, who.node, member.life, session_of(member))
         self._answer(client, client.joined, ticket, who.node, member.life, session_of(member))
+        self._next_join()
+
+    def _next_join(self) -> None:
         self._joins.popleft()
         if self._joins:
             self._joins[0]()
@@ -273,6 +302,8 @@ class Service(Process):
             return
         while (latest := stream.views.next()) is not None:
             self.sent[stream.node] = latest.version
+            shown = self.state.incarnation, latest.version
+            self.world.truth.rosters.setdefault(shown, latest.common.admission.members)
             if not stream.deaf:
                 self._answer(stream.client, stream.client.saw, stream.number, latest.encode())
         if stream.views.ended:

@@ -44,6 +44,7 @@ def test_whatever_fails_the_survivors_agree_and_go_on(block: range) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.long
 def test_a_seed_tells_the_same_story_however_strings_hash() -> None:
     """Else one that failed could not be looked at again."""
 

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from atoll.comm import digest as sums
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NodeId, PublicKey
 from atoll.comm.plan import Fence
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.ledger import Entry
@@ -29,8 +29,8 @@ def next_state(state: bytes, sealed: bytes) -> bytes:
 
 
 def norm(node: NodeId, samples: int) -> float:
-    """What a node says of the norm of its delta: every fifth one's is outsized."""
-    return (1.0 + samples % 3) * (1000.0 if int(node[1:]) % 5 == 0 else 1.0)
+    """What a node says of the norm of its delta: every fifth one's is outsized, as far as honest work can be."""
+    return (1.0 + samples % 3 / 10) * (4.0 if int(node[1:]) % 5 == 0 else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Contribution:
     base: bytes  # digest of the state
     behind: Samples = ()  # all samples whose steps it has: where fragments take turns, those of earlier rounds too
     vague: bool = False  # it is known for fewer
+    times: float = 1.0  # its norm, in norms that its node told
+    turned: bool = False  # by its node, against the last round's
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,19 @@ class Truth:
     sealed: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # (round, since, chunk), honest ones
     held: dict[tuple[NodeId, int], set[tuple[bytes, ...]]] = field(default_factory=dict)  # payloads, by round
     flipped: set[NodeId] = field(default_factory=set)  # nodes that once had other bits than they should
+    outsized: set[tuple[NodeId, int]] = field(default_factory=set)  # who sent more than it told, by round
+    hurried: set[NodeId] = field(default_factory=set)  # of whose samples some were not believed, for want of time
+    framed: dict[int, set[NodeId]] = field(default_factory=dict)  # who said so of others that did not, by round
+    turned: set[tuple[NodeId, int]] = field(default_factory=set)  # whose delta was turned, by round
+    slandered: dict[int, set[NodeId]] = field(default_factory=dict)  # who said so of others' deltas, by round
     lied: set[int] = field(default_factory=set)  # rounds in which a member lied about bytes
     sessions: dict[str, NodeId] = field(default_factory=dict)  # by secret
+    rosters: dict[tuple[int, int], dict[NodeId, PublicKey]] = field(
+        default_factory=dict
+    )  # by incarnation and view
     lives: set[Life] = field(default_factory=set)  # that joined
+    hosts: dict[NodeId, str] = field(default_factory=dict)  # on which a node last joined
+    decisions: list[ev.Decision] = field(default_factory=list)  # that became durable
     said: set[ev.Event] = field(default_factory=set)  # every report of every node
     seals: dict[tuple[NodeId, int, int, int], tuple[bytes, bytes]] = field(default_factory=dict)  # the first
     # that was said: digest and inputs, by (owner, round, since, chunk)
@@ -90,8 +102,8 @@ class Truth:
         """A node reports something."""
         self.said.add(event)
         if isinstance(event, ev.ChunksSealed):
-            for chunk, sum_, inputs in event.seals:
-                if any(inputs):
+            for chunk, sum_, told in event.seals:
+                if inputs := told.rstrip(b"\0"):
                     key = event.node, event.fence.round, event.fence.attempt, chunk
                     if any(r == event.fence.round and a >= event.fence.attempt for r, a in self.fences):
                         self.seals.setdefault(key, (sum_, inputs))

@@ -38,7 +38,8 @@ from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
-from atoll.coordinator.state_machine.events import Note, Publish
+from atoll.coordinator.state_machine.conduct import refusal
+from atoll.coordinator.state_machine.events import Decision, Note, Publish
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State
 
@@ -82,6 +83,7 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
         self.same_bits = self.rng.random() < 0.5
+        self.config = replace(self.config, security=replace(self.config.security, own_models=not self.same_bits))
         self.regions = 2 + seed % 2 if seed % 5 == 3 else 1  # hosts are in them by turns; far from each other
         self.doors = random.Random(f"leaves {seed}")
         self.leafy = config is None and seed % 4 == 1  # some hosts cannot be dialled
@@ -197,6 +199,9 @@ class World:
 
     def adopted(self, service: Service, batch: Batch) -> None:
         for effect in batch.effects:
+            if isinstance(effect, Decision):
+                invariants.only_who_lied_of_a_norm_is_charged_with_it(self, effect)
+                invariants.only_whose_delta_was_turned_is_an_outlier(self, effect)
             if self.tracing and isinstance(effect, Note):
                 self.say(f"coordinator: {effect.sentence}")
             elif self.tracing and isinstance(effect, Publish):
@@ -220,9 +225,13 @@ class World:
 
     def averaged(self, mean: Mean) -> bytes:
         """An owner computed the mean of a chunk; its payload."""
-        payload = digest(mean.chunk, mean.contributions, mean.weights, mean.length)
+        payload = self.payload(mean)
         self.truth.means[payload] = mean
         return payload
+
+    def payload(self, mean: Mean) -> bytes:
+        """The sealed bytes of a chunk with this mean."""
+        return digest(mean.chunk, mean.contributions, mean.weights, mean.length)
 
     def sealed(self, round_: int, since: int, chunk: int, payload: bytes) -> None:
         """An owner sealed a chunk."""
@@ -254,6 +263,7 @@ class World:
         self.kill(node)
 
     def admitted(self, node: Node) -> None:
+        self.truth.hosts[node.me] = node.place
         self.say(f"{node.place} is {node.me}.{node.control.life}")
 
     def resumed(self, node: Node, order: pb.Train, lease: list[int], carried: int) -> None:
@@ -296,6 +306,7 @@ class World:
             else:
                 invariants.the_run_goes_on(self, rounds, CALM + SLOWEST * rounds)
             invariants.the_journal_has_every_record(self)
+            invariants.the_journal_has_every_decision(self)
             for node in self.living:
                 invariants.every_step_counts_once(self, node)
         finally:
@@ -319,7 +330,8 @@ class World:
     def unwell(self) -> list[Node]:
         """Living nodes that should be active members and are not."""
         active = self.durable.members.of(MemberState.ACTIVE)
-        return [n for n in self.living if (n.me not in active or n.control.joining) and not n.host.sick]
+        away = [n for n in self.living if (n.me not in active or n.control.joining) and not n.host.sick]
+        return [n for n in away if not refusal(self.durable, n.me)]
 
     def ailing(self, goal: int) -> str:
         """What is wrong, for the report of a stuck run."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from encoders import at_once
 
 from atoll.comm.allreduce import delta_encoder
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
@@ -14,6 +15,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
+from atoll.comm.digest import digest
 
 CHUNKS = Chunks(20_000, 1024)  # 20 chunks, the last one shorter
 INT8, FP32 = make_codec(CodecName.INT8, 128), make_codec(CodecName.FP32, 1)
@@ -126,3 +128,10 @@ def test_a_chunk_that_is_kept_or_not_there_yet_is_not_let_go_of() -> None:
     asyncio.run(encoder.run(asyncio.to_thread))
     assert encoder.encoded.release(0) is None and len(encoder.encoded.whole) == CHUNKS.count
     assert DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS).encoded.release(0) is None
+
+
+def test_digests_are_of_the_encoded_chunks_where_they_are_asked_for() -> None:
+    for digested in (False, True):
+        encoded = at_once(DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS, digested=digested))
+        for c, payload in enumerate(encoded.whole):
+            assert encoded.digest_of(c) == (digest(payload) if digested else None)

@@ -114,7 +114,7 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
 ) -> None:
     begun, may_end, merge = threading.Event(), threading.Event(), merge_module.seal_chunk
 
-    def slowly(*work: Any) -> bytes:
+    def slowly(*work: Any) -> tuple[bytes, tuple[float, ...]]:
         begun.set()
         assert may_end.wait(60)
         return merge(*work)

@@ -1,5 +1,6 @@
 """Wrong bytes in a reduce over loopback TCP: they are refused, their sender is named, and the others go on."""
 
+import math
 import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
@@ -38,29 +39,54 @@ from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header
 
 
-def test_a_contribution_beyond_the_norm_that_its_sender_told_is_refused_and_its_sender_named() -> None:
+def test_owners_tell_the_norm_of_each_contribution_that_they_merged_whatever_its_sender_told_of_it() -> None:
+    """All of one at a thousand times what it was told as; another one's lie is in a single chunk."""
     told = [encoded_norm(CODEC, CHUNKS, ENCODED[i]) for i in range(3)]
 
     async def body() -> None:
         async with fleet(3) as planes:
-            plan = plan_for(planes, owners=[0] * 10)
-            bounded = (replace(m, norm=norm) for m, norm in zip(plan.members, told, strict=True))
-            plan = replace(plan, members=tuple(bounded))
-            outsized = encode(VECTORS[2] * np.float32(1000))
-            members = [Member(p, outsized if i == 2 else ENCODED[i], plan) for i, p in enumerate(planes)]
-            async with reducing(*members):
-                await members[0].reports.until(lambda reports: bool(reports.blamed))
-                ((node, sentence), *_) = members[0].reports.blamed
-                assert node == name(2) and "its norm is" in sentence
-                assert not members[0].reports.seals
-                second = survive(plan, 2, {})
-                for member in members[:2]:
-                    member.reduction.replan(second)
-                expected = [reference(c, range(2), [1.0] * 2) for c in range(10)]
-                for member in members[:2]:
-                    assert await member.holds_all() == expected
+            plan = plan_for(planes)
+            members = (replace(m, norm=norm) for m, norm in zip(plan.members, told, strict=True))
+            plan = replace(plan, members=tuple(members))
+            sent = [encode(VECTORS[2] * np.float32(1000)) if i == 2 else ENCODED[i] for i in range(3)]
+            group = [Member(p, sent[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*group):
+                for member in group:
+                    await member.holds_all()
+                seen = [0.0] * 3
+                for member in group:
+                    for c, (_, seal) in member.reports.seals.items():
+                        assert seal.inputs == (0, 1, 2) and not member.reports.blamed
+                        for i, norm in enumerate(seal.norms):
+                            assert norm == math.sqrt(CODEC.square(sent[i][c], CHUNKS.size(c)))
+                            seen[i] += norm**2
+                assert [math.sqrt(square) for square in seen] == [
+                    pytest.approx(told[0]),
+                    pytest.approx(told[1]),
+                    pytest.approx(1000 * told[2], rel=1e-3),
+                ]
 
     run(body())
+
+
+def test_norms_are_told_only_where_the_plan_looks_at_them_and_never_larger_than_they_can_travel() -> None:
+    largest = np.full_like(VECTORS[0], np.finfo(np.float32).max)
+    for looks in (False, True):
+
+        async def body(looks: bool = looks) -> None:
+            async with fleet(2) as planes:
+                plan = plan_for(planes)
+                norm = 1.0 if looks else math.inf
+                plan = replace(plan, members=tuple(replace(m, norm=norm) for m in plan.members))
+                group = [Member(p, encode(largest), plan) for p in planes]
+                async with reducing(*group):
+                    for member in group:
+                        await member.holds_all()
+                    norms = [seal.norms for m in group for _, seal in m.reports.seals.values()]
+                    limit = float(np.finfo(np.float32).max)
+                    assert norms == ([(limit, limit)] if looks else [()]) * CHUNKS.count
+
+        run(body())
 
 
 def test_a_contributor_of_malformed_bytes_is_named_and_the_others_go_on_without_it() -> None:
@@ -95,6 +121,33 @@ def test_an_owner_of_malformed_bytes_is_named() -> None:
                 await frames.send(link, header, b"\xff" * size)
                 await member.reports.until(lambda reports: any("refused" in s for _, s in reports.blamed))
                 assert "chunk 0 as it sent it was refused" in member.reports.blamed[-1][1]
+                link.close()
+
+    run(body())
+
+
+@pytest.mark.parametrize("kind", [FrameKind.CONTRIBUTION, FrameKind.SEALED])
+def test_a_bomb_stays_packed_and_its_sender_is_named(kind: FrameKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a contribution and as a sealed chunk: a frame as short as one may be, of 64 MB."""
+    bomb = zstd.pack(bytes(1 << 26))
+    codec = make_codec(CodecName.FP32, 1)  # of which a chunk is longer than the bomb
+    encoded = [encode(vector, codec) for vector in VECTORS[:2]]
+    assert len(bomb) < encoded[0][0].size
+
+    async def body() -> None:
+        async with fleet(2) as planes:
+            plan = plan_for(planes, owners=[int(kind is FrameKind.SEALED)] * 10)
+            member = Member(planes[0], encoded[0], plan, codec)
+            async with reducing(member):
+                link = await linked(planes[1], planes[0])
+                tracemalloc.start()
+                header = Header(kind, plan.fence, 0, len(bomb), packed=True, place=1)
+                await frames.send(link, header, bomb)
+                await member.reports.until(lambda reports: bool(reports.blamed))
+                assert tracemalloc.get_traced_memory()[1] < 1 << 23
+                tracemalloc.stop()
+                node, sentence = member.reports.blamed[0]
+                assert node == name(1) and "declares 67108864 bytes" in sentence
                 link.close()
 
     run(body())

@@ -47,14 +47,21 @@ def test_the_config_of_the_base_is_the_models_where_none_is_given(
         return str(folder_with(tmp_path) / file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    for revision in ("../../../.ssh/x", "/etc/x", "a/../b", "-x", "a//b"):
+        with pytest.raises(ConfigError, match="write hf://org/name, or hf://org/name@revision"):
+            load_run(DEMO, ("engine=hf", *LORA, f"hf.base=hf://org/name@{revision}"))
+    assert load_run(DEMO, ("engine=hf", *LORA, "hf.base=hf://org/name@refs/pr/1-x.y")).hf.base
     run = load_run(DEMO, ("engine=hf", *LORA, "hf.base=hf://org/name@v1"))
-    assert run.hf.content == CONTENT and asked == [("org/name", "config.json", "v1")]
+    assert run.hf.content == CONTENT and asked[-1:] == [("org/name", "config.json", "v1")]
 
     def fail(name: str, file: str, revision: str | None) -> str:
         raise OSError("401 Client Error\nand more")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
-    with pytest.raises(ResourceError, match="cannot fetch config.json of hf://org/name: 401 Client Error$"):
+    with pytest.raises(
+        ResourceError,
+        match=r"hf://org/name: cannot fetch its config.json \(OSError: 401 Client E",
+    ):
         load_run(DEMO, ("engine=hf", *LORA))
 
 
@@ -72,6 +79,8 @@ def test_what_chooses_an_implementation_is_left_out(tmp_path: Path) -> None:
     [
         ({"auto_map": {"AutoModel": "x.Y"}}, (), "Qwen2ForCausalLM, which is built by code of its own repository"),
         ({"text_config": {"auto_map": {}}}, (), "a node never runs that"),
+        ({"num_hidden_layers": 10**9}, (), "hf.config has num_hidden_layers=1000000000: 1024 are the most"),
+        ({"text_config": {"n_layer": 2000}}, (), "hf.config has n_layer=2000"),
         ({"model_type": None}, (), "hf.config has no model_type"),
         ({"quantization_config": {"bits": 4}}, (), "of a quantised Qwen2ForCausalLM"),
         (
@@ -106,10 +115,10 @@ def test_what_cannot_be_trained_is_refused(
 def test_a_config_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="engine is hf and hf.config is empty: give a model's folder"):
         load_run(DEMO, ("engine=hf",))
-    with pytest.raises(ResourceError, match=r"cannot read .*config.json: \[Errno 2\]"):
+    with pytest.raises(ConfigError, match=r"hf.config=.*: there is no folder with a config.json"):
         read_config(str(tmp_path / "gone" / "config.json"))
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ConfigError, match="is not a model's config.json: it is not an object"):
+    with pytest.raises(ConfigError, match="it is not a model's config.json: it is not an object"):
         read_config(str(tmp_path))
     run = load_run(DEMO, ("engine=hf", f"hf.config={folder_with(tmp_path)}"))
     deep = json.dumps({**CONTENT, "a": json.loads("[" * 400 + "]" * 400)})

@@ -60,6 +60,33 @@ def test_single_keys_go_over_it_wherever_they_stand(folder: Path) -> None:
         assert (model.seq_len, model.vocab_size) == (99, 500)
 
 
+def test_a_seq_len_that_a_file_gives_stays_and_is_said(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model:\n  seq_len: 128\n  dim: 32\n")
+    said = list[str]()
+    model = load_run(tmp_path / "run.yaml", (f"model={folder}",), tell=said.append).model
+    assert (model.seq_len, model.dim) == (128, 64)
+    assert said[-1] == f"model.seq_len stays 128, as {tmp_path}/run.yaml says"
+    begins = f"init_from={folder} begins with them"
+    assert begins in said[1]
+    load_run(tmp_path / "run.yaml", (f"model={folder}", f"init_from={folder}"), tell=said.append)
+    load_run(tmp_path / "run.yaml", ("engine=hf", f"model={folder}"), tell=said.append)
+    assert [begins in line for line in said] == [False, True, False, False, False, True]
+    assert load_run(tmp_path / "run.yaml", (f"model={folder}", "model.seq_len=64")).model.seq_len == 64
+
+
+def test_with_the_engine_of_transformers_it_is_the_config_of_the_run(folder: Path, tmp_path: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"model_type": "gpt2", "architectures": ["GPT2"]}))
+    with pytest.raises(ConfigError, match=f"model={folder}.*set engine: hf|is of GPT2.*set engine: hf"):
+        load_run(configs.DEMO, (f"model={folder}",))
+    run = load_run(configs.DEMO, (f"model={folder}", "engine=hf"))
+    assert run.hf.architecture == "GPT2" and run.model.vocab_size == 500 and run.model.seq_len == 128
+    assert run == load_run(configs.DEMO, ("engine=hf", f"hf.config={folder}"))
+    (tmp_path / "run.yaml").write_text(f"engine: hf\nmodel: {folder}\n")
+    assert load_run(tmp_path / "run.yaml").hf == run.hf
+    with pytest.raises(ConfigError, match="give one of them"):
+        load_run(configs.DEMO, (f"model={folder}", "engine=hf", f"hf.config={folder}"))
+
+
 def test_a_file_may_name_it_and_the_resolved_run_names_it_no_more(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"name: tuned\nmodel: {folder}\n")
     run = load_run(tmp_path / "run.yaml", ("model.seq_len=128",))

@@ -52,9 +52,11 @@ def test_only_a_package_that_the_run_names_is_taken_where_it_names_any(path: Pat
     write_package(path, "Reef_Models", GROUP, "reef = reef_models:build", version="1.2")
     for packages in ((), ("reef-models",), ("reef.models==1.2",), ("corals", "REEF-MODELS==1.2")):
         assert plugin(*packages).find().value == "reef_models:build"
+        assert plugin(*packages).package == "Reef_Models==1.2"
     for packages in (("reef-models==1.3",), ("corals",)):
         with pytest.raises(ResourceError, match=r"is of Reef_Models==1.2 on this machine: install what the run's"):
             plugin(*packages).find()
+        assert plugin(*packages).package == ""
 
 
 def test_looking_imports_nothing_and_calling_imports_the_entry_points_module_alone(path: Path) -> None:

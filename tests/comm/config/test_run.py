@@ -85,6 +85,7 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("inner.min_lr=1", "inner.min_lr 1 is above inner.lr 0.012"),
         ("members.reconnect=-5", "members.reconnect is -5"),
         ("checkpoint.remote_every=0", "checkpoint.remote_every is 0"),
+        ("checkpoint.remote=http://192.168.1.1/runs", "a web server takes no checkpoints"),
         ("checkpoint.remote=s4://bucket/runs", "no store is known whose URLs begin with s4://"),
         ("init_from=s4://bucket/runs", "no store is known whose URLs begin with s4://"),
         ("checkpoint.remote=s3://me:secret@host/runs", "checkpoint.remote has a password in it"),
@@ -93,6 +94,7 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("inner.muon_momentum=1", "inner.muon_momentum is 1"),
         ("inner.optimizer=lion", "lion"),
         ("outer.merge=median", "median"),
+        ("outer.trim=0.5", "outer.trim is 0.5"),
         ("outer.decay_begin=5", "below outer.decay_end 0"),
         ("outer.final_momentum=1", "outer.final_momentum is 1"),
         ("outer.momentum_warmup=-1", "outer.momentum_warmup is -1"),
@@ -103,6 +105,7 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("checkpoint.every=0", "checkpoint.every is 0"),
         ("checkpoint.copies=-1", "every node"),
         ("model.layers=99999999999999999999", "no machine can hold"),
+        ("model.layers=1000000", "model.layers is 1000000: 1024 are the most"),
         ("security.tls=perhaps", "security.tls"),
         ("inner.lr=[1", r"override 'inner.lr=\[1' is not valid YAML"),
         ("rounds=5", "'rounds' in the overrides is a section: set one of its keys, as in rounds.inner_steps=..."),
@@ -113,6 +116,13 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
 def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load_run(ROOT / "configs" / "demo.yaml", (override,))
+
+
+def test_trimmed_means_are_not_of_sparse_deltas() -> None:
+    sparse = ("reduce.codec=sparse", "outer.feedback=0.95")
+    with pytest.raises(ConfigError, match="set outer.merge=centered"):
+        load_run(ROOT / "configs" / "demo.yaml", (*sparse, "outer.merge=trimmed"))
+    load_run(ROOT / "configs" / "demo.yaml", (*sparse, "outer.merge=centered"))
 
 
 DIGEST = "0123456789abcdef" * 2
@@ -129,6 +139,7 @@ URL = "https://host/corpus"
             ("data.url=s4://bucket/corpus", f"data.digest={DIGEST}"),
             "no store is known whose URLs begin with s4://",
         ),
+        ((f"data.mixture=[{', '.join(65 * [f'{{url: {URL}, digest: {DIGEST}}}'])}]",), "64 are the most"),
         (("data.url='https://host/x#y'", f"data.digest={DIGEST}"), "it must be without '#'"),
         (("data.url=https://me@host/x", f"data.digest={DIGEST}"), "it must be without '@'"),
         (("data.url=https://me:secret@host/x", f"data.digest={DIGEST}"), "data.url has a password in it"),

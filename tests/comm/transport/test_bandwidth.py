@@ -1,11 +1,18 @@
+import random
+from collections import Counter
+
 import pytest
 
 from atoll.comm.ids import NodeId
 from atoll.comm.transport.bandwidth import (
+    BURST_SECONDS,
     DECAY_PER_REDUCE,
     MAX_ROUND_TRIPS,
+    RATE_WINDOWS,
+    BurstRate,
     LinkEstimate,
     PeakRate,
+    sample_peers,
     sample_round_trips,
 )
 
@@ -42,6 +49,31 @@ def test_nothing_is_said_before_a_window_has_passed() -> None:
 
 def test_samples_that_come_late_make_no_rate_of_their_own() -> None:
     assert peak([(0.0, 0), (10.0, 1000)]) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_its_peers_saw_at_best_is_together_no_less_than_what_a_link_says_it_carried(seed: int) -> None:
+    """Whatever goes to whom when: so who tells the truth of its link is believed."""
+    rng = random.Random(seed)
+    ways, step = rng.randint(1, 7), rng.choice([0.05, 0.1, 0.13])
+    mine, theirs, totals = PeakRate(), [BurstRate() for _ in range(ways)], [0] * ways
+    for i in range(rng.randint(int(0.6 / step), int(5 / step))):
+        now = i * step
+        if rng.random() < 0.9:
+            totals[rng.randrange(ways)] += rng.choice([0, 1000, 50_000])
+        mine.add(now, sum(totals))
+        for seen, total in zip(theirs, totals, strict=True):
+            seen.add(now, total)
+    longest = max(window for window, _ in RATE_WINDOWS)
+    # A window may be longer by a sample than it is called.
+    assert mine.best <= sum(seen.rate for seen in theirs) * (1 + step / BURST_SECONDS) + 1e-6 * longest
+
+
+def test_of_many_peers_each_is_told_of_by_as_many() -> None:
+    peers = [NodeId(f"n{i}") for i in range(200)]
+    told = Counter(n for me in range(200) for n in sample_peers(peers, me, 50))
+    assert set(told.values()) == {50}
+    assert sample_peers(peers[:50], 7, 50) == peers[:50]
 
 
 def test_what_is_known_of_a_link_rises_at_once_and_falls_little_by_little() -> None:

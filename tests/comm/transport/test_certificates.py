@@ -9,6 +9,7 @@ import pytest
 
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.ids import is_pin
+from atoll.comm.signatures import sign, verify
 from atoll.comm.transport.certificates import FILE, load_or_make, pin_of
 
 
@@ -46,6 +47,17 @@ def test_the_key_is_p256(tmp_path: Path) -> None:
 
     key = load_pem_x509_certificate(load_or_make(tmp_path).body).public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
+
+
+def test_its_key_signs_what_the_certificate_s_public_key_verifies(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from cryptography.x509 import load_pem_x509_certificate
+
+    certificate = load_or_make(tmp_path)
+    key = certificate.signing_key()
+    shown = load_pem_x509_certificate(certificate.body).public_key()
+    assert shown.public_bytes(Encoding.X962, PublicFormat.CompressedPoint) == key.public
+    assert verify(key.public, sign(key, b"a test"), b"a test")
 
 
 def test_what_is_no_key_with_its_certificate_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Fence
 from atoll.comm.transport import connection, frames
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken, LinkClosed
 from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.key_ring import KeyRing
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 FENCE = Fence(Incarnation(1 << 40), Epoch(2), Round(1 << 33), 4)
@@ -83,8 +84,8 @@ def test_the_hello_proves_the_key_without_showing_it() -> None:
 
         here.write = recorded  # type: ignore[method-assign]
         async with asyncio.TaskGroup() as group:
-            accepted = group.create_task(frames.welcome(there, RUN, B, KEY))
-            group.create_task(frames.greet(here, RUN, A, B, KEY))
+            accepted = group.create_task(frames.welcome(there, RUN, B, KeyRing(secret=KEY)))
+            group.create_task(frames.greet(here, RUN, A, B, KeyRing(secret=KEY)))
         assert accepted.result() == A
         assert KEY not in b"".join(sent)
 
@@ -103,9 +104,9 @@ def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
     run: RunId, to: NodeId, key: bytes, sentence: str
 ) -> None:
     async def talk(here: Link, there: Link) -> None:
-        greeting = asyncio.create_task(frames.greet(here, run, A, to, key))
+        greeting = asyncio.create_task(frames.greet(here, run, A, to, KeyRing(secret=key)))
         with pytest.raises(LinkBroken, match=sentence):
-            await frames.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KeyRing(secret=KEY))
         await greeting
 
     between_two_links(talk)
@@ -113,9 +114,9 @@ def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
 
 def test_a_hello_in_the_name_of_who_hears_it_is_refused() -> None:
     async def talk(here: Link, there: Link) -> None:
-        greeting = asyncio.create_task(frames.greet(here, RUN, B, B, KEY))
+        greeting = asyncio.create_task(frames.greet(here, RUN, B, B, KeyRing(secret=KEY)))
         with pytest.raises(LinkBroken, match="it says that it is b, and this is"):
-            await frames.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KeyRing(secret=KEY))
         await greeting
 
     between_two_links(talk)
@@ -123,11 +124,11 @@ def test_a_hello_in_the_name_of_who_hears_it_is_refused() -> None:
 
 def test_a_recorded_hello_opens_nothing() -> None:
     async def talk(here: Link, there: Link) -> None:
-        hello = frames.HELLO.pack(frames.MAGIC, frames.VERSION, 3, 1, 1) + b"runab"
-        old = frames._proof(KEY, b"an older nonce..", hello)
+        hello = frames.HELLO.pack(frames.MAGIC, frames.VERSION, 3, 1, 1, 0) + b"runab"
+        old = KeyRing(secret=KEY).prove(b"an older nonce..", hello, NO_PIN)
         await here.write(hello + old)
         with pytest.raises(LinkBroken, match="key"):
-            await frames.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KeyRing(secret=KEY))
 
     between_two_links(talk)
 
@@ -145,9 +146,9 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
     async def talk(here: Link, there: Link) -> None:
         await here.write(first)
         with pytest.raises(
-            LinkBroken, match="first bytes|speaks version [19] of .*, this node speaks 6: use one release"
+            LinkBroken, match="first bytes|speaks version [19] of .*, this node speaks 7: use one release"
         ):
-            await frames.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KeyRing(secret=KEY))
 
     between_two_links(talk)
 
@@ -158,7 +159,7 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
         (b"SSH-2.0-OpenSSH_9.6\r\nxxxx", "no data plane of this software"),
         (
             frames.GREETING.pack(frames.MAGIC, 1, bytes(16)),
-            "speaks version 1 .*, this node speaks 6: use one release",
+            "speaks version 1 .*, this node speaks 7: use one release",
         ),
     ],
 )
@@ -168,16 +169,16 @@ def test_what_listens_there_and_is_no_data_plane_of_this_version_is_told_apart(
     async def talk(here: Link, there: Link) -> None:
         await there.write(greeting[: frames.GREETING.size])
         with pytest.raises(LinkBroken, match=sentence):
-            await frames.greet(here, RUN, A, B, KEY)
+            await frames.greet(here, RUN, A, B, KeyRing(secret=KEY))
 
     between_two_links(talk)
 
 
 def test_nobody_is_welcome_before_this_node_has_the_key() -> None:
     async def talk(here: Link, there: Link) -> None:
-        greeting = asyncio.create_task(frames.greet(here, RUN, A, B, b""))
+        greeting = asyncio.create_task(frames.greet(here, RUN, A, B, KeyRing()))
         with pytest.raises(LinkBroken, match="has not joined its run yet"):
-            await frames.welcome(there, RUN, B, b"")
+            await frames.welcome(there, RUN, B, KeyRing())
         await greeting
 
     between_two_links(talk)

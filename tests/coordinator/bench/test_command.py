@@ -20,6 +20,7 @@ def test_the_percentile_is_a_value_that_was_measured() -> None:
     assert percentile([7.0], 99) == 7.0
 
 
+@pytest.mark.long
 def test_a_few_members_commit_rounds_and_are_measured() -> None:
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "coordinator"]
     size = ["--members", "6", "--rounds", "2", "--period", "0.5", "--json"]

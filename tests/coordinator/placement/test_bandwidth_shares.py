@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import accumulate, product
+from math import inf
 
 import pytest
 from scipy.optimize import linprog
@@ -42,8 +43,9 @@ def drawn(rng: random.Random, n: int) -> list[PlanNode]:
     return [PlanNode(*rate, *kind) for rate, kind in zip(rates, kinds, strict=True)]
 
 
-def optimum(nodes: list[PlanNode], payload: float) -> float:
-    """The linear programme as the reference has it: up and down apart, minimise the seconds."""
+def optimum(nodes: list[PlanNode], payload: float, limit: float = inf) -> float:
+    """The linear programme as the reference has it: up and down apart, minimise the seconds. `limit`: equal shares
+    that a contributor owns at most."""
     everybody = sum(node.contributes for node in nodes)
     rows, limits = [], []
     for i, node in enumerate(nodes):
@@ -53,7 +55,9 @@ def optimum(nodes: list[PlanNode], payload: float) -> float:
             row[i], row[-1] = sends_owned - sends_own, -rate / payload
             rows.append(row)
             limits.append(-sends_own)
-    bounds = [(0, 0 if node.leaf else None) for node in nodes] + [(0, None)]
+    most = limit / sum(not node.leaf for node in nodes)
+    upper = [0 if node.leaf else min(most, 1.0) if node.contributes else 1.0 for node in nodes]
+    bounds: list[tuple[float, float | None]] = [(0, bound) for bound in upper] + [(0, None)]
     whole = [[1.0] * len(nodes) + [0.0]]
     found = linprog([0.0] * len(nodes) + [1.0], rows, limits, whole, [1.0], bounds, method="highs")
     return float(found.x[-1])
@@ -113,6 +117,31 @@ def test_the_closed_form_is_as_fast_as_the_linear_programme(seed: int) -> None:
     assert sum(plan.shares) == pytest.approx(1)
     assert all(w == 0 for w, node in zip(plan.shares, nodes, strict=True) if node.leaf)
     assert plan.seconds == predict(nodes, plan.shares, 1e9)
+
+
+@pytest.mark.parametrize("limit", [1.0, 1.3, 2.0])
+@pytest.mark.parametrize("seed", range(20))
+def test_with_a_limit_it_is_as_fast_as_the_programme_with_upper_bounds(seed: int, limit: float) -> None:
+    rng = random.Random(seed)
+    nodes = drawn(rng, rng.randint(3, 24))
+    plan, best = plan_shares(nodes, 1e9, limit=limit), optimum(nodes, 1e9, limit)
+    assert plan.seconds <= best * ACCEPTED_SLOWDOWN * (1 + 1e-6)
+    able = sum(not node.leaf for node in nodes)
+    givers = [share for share, node in zip(plan.shares, nodes, strict=True) if node.contributes]
+    assert able < limit or len(givers) <= 2 or max(givers) <= limit / able * (1 + 1e-9)
+    assert sum(plan.shares) == pytest.approx(1)
+    assert all(w == 0 for w, node in zip(plan.shares, nodes, strict=True) if node.leaf)
+
+
+def test_who_tells_of_a_link_that_no_machine_has_owns_two_equal_shares_and_no_more() -> None:
+    plan = plan_shares([replace(FAST, up=1e15, down=1e15), *[FAST] * 7], 1e9, chunks=287, limit=2.0)
+    assert plan.shares[0] <= 2 / 8 and sum(plan.shares) == pytest.approx(1)
+    # One that alone can be dialled owns everything, and one that only reduces what is best.
+    alone = [FAST, *[replace(SLOW, leaf=True)] * 7]
+    assert plan_shares(alone, 1e9, limit=2.0).shares[0] == 1.0
+    helped = [*[SLOW] * 7, replace(FAST, contributes=False)]
+    assert plan_shares(helped, 1e9, limit=2.0) == plan_shares(helped, 1e9)
+    assert plan_shares(helped, 1e9, limit=2.0).shares[7] > 2 / 8
 
 
 def grid(n: int, steps: int) -> list[tuple[float, ...]]:

@@ -265,6 +265,24 @@ def test_each_chunk_has_a_relay_in_each_region_and_one_of_them_owns_it(fleet: Fl
     assert plan == plan_regions(nodes, rtts(40, 8), PAYLOAD, 300)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 8])
+def test_with_a_limit_a_made_up_link_relays_and_owns_two_equal_shares_at_most(size: int) -> None:
+    """Also in a region that has fewer members than the others."""
+    n, chunks = 20 + size, 600
+    nodes = [*[PlanNode(GBIT, GBIT, local=GBIT)] * 20, *[PlanNode(GBIT, GBIT, local=GBIT / 20)] * (size - 1)]
+    nodes.append(PlanNode(1e15, 1e15, local=1e15))
+    home = [min(i // 10, 2) for i in range(n)]
+    measured = {(i, j): NEAR if home[i] == home[j] else FAR for i in range(n) for j in range(i + 1, n)}
+    assert find_regions(n, measured)[-1] == tuple(range(20, n))
+    plan = plan_regions(nodes, measured, PAYLOAD, chunks, limit=2.0)
+    assert plan is not None
+    owned, relayed = Counter(plan.owners), Counter(row[-1] for row in plan.relays)
+    assert max(owned.values()) <= 2 * chunks / n + 2 and sum(owned.values()) == chunks
+    assert relayed[n - 1] <= min(2 * chunks / size + 1, chunks) and sum(relayed.values()) == chunks
+    free = plan_regions(nodes, measured, PAYLOAD, chunks)
+    assert free is not None and Counter(free.owners)[n - 1] > owned[n - 1]
+
+
 def test_equal_members_relay_and_own_equal_numbers_of_chunks() -> None:
     nodes = [PlanNode(GBIT, GBIT)] * 64
     plan = plan_regions(nodes, rtts(64, 16), PAYLOAD, 640)

@@ -6,28 +6,33 @@ import math
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from control_nodes import SOON, Code, Node, coordinator, digest, get, healthy, refused, until
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.rate_limits import RateLimit
 from atoll.coordinator.monitor.http import snapshot
 from atoll.coordinator.service import event_loop, rpc
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.service.rate_limits import RateLimit
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase
 
 
-def test_health_and_reflection_answer_as_any_grpc_service(tmp_path: Path) -> None:
+def test_health_is_one_answer_to_one_call_and_nothing_else_is_there(tmp_path: Path) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:
             assert await healthy(c) and await healthy(c, rpc.SERVICE_NAME)
-            stub: Any = reflection_pb2_grpc.ServerReflectionStub(c.channel)  # type: ignore[arg-type]
-            request = reflection_pb2.ServerReflectionRequest(list_services="")
-            async for answer in stub.ServerReflectionInfo(iter([request])):
-                names = [found.name for found in answer.list_services_response.service]
-            assert rpc.SERVICE_NAME in names and "grpc.health.v1.Health" in names
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await healthy(c, "other")
+            assert error.value.code() is Code.NOT_FOUND
+            stub: Any = health_pb2_grpc.HealthStub(c.channel)
+            await refused(stub.Watch(health_pb2.HealthCheckRequest()).read(), Code.UNIMPLEMENTED)
+            reflection: Any = c.channel.stream_stream(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+            )
+            await refused(reflection(iter([b""])).read(), Code.UNIMPLEMENTED)
 
     asyncio.run(story())
 
@@ -210,6 +215,7 @@ def test_notes_goodput_and_vitals_survive_a_restart(tmp_path: Path) -> None:
             assert (member["state"], member["reason"], member["bytes_up"]) == ("left", "bedtime", 123)
             assert after["goodput_seconds"] == before["goodput_seconds"]
             again = Node(c.channel, "")
+            again.key = ada.key
             await again.join(ada.session)
             assert again.node == ada.node
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from honest_member import CONFIG, said_by, sum_of
 
-from atoll.comm.config.run import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
-from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
@@ -16,48 +15,12 @@ from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import Publish
 from atoll.coordinator.state_machine.leases import front
-from atoll.coordinator.state_machine.state import Phase, State
+from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
-CONFIG = RunConfig(
-    name="reef",
-    rounds=RoundsConfig(inner_steps=4, grace=1.0, quorum=0.5),
-    members=MembersConfig(start=2, minimum=1, lease=60.0, reconnect=30.0),
-    reduce=ReduceConfig(block=1, chunk=10),
-)
 HOSTILE = NodeId("n4")
 ODD = [0, 1, 2, 3, 7, (1 << 32) - 1]
 LARGE = [*ODD, (1 << 53), (1 << 63), (1 << 64) - 1]
-
-
-def sum_of(word: object) -> bytes:
-    return digest(str(word).encode())
-
-
-def honest(rng: Random, state: State, node: NodeId) -> ev.Event | None:
-    """What a node says that does its part."""
-    me, r, life = state.members.here[node], state.round, state.members.here[node].life
-    ledger = r.ledger
-    if state.initialiser == node:
-        return ev.StateReported(node, life, 0, sum_of("state 0"))
-    if me.state_round != state.committed:
-        return ev.StateReported(node, life, state.committed, state.digest or sum_of(f"state {state.committed}"))
-    if r.evaluator == node:
-        return ev.LossEvaluated(node, life, state.committed, 2.0)
-    lease = state.leases.by_node.get(node)
-    if node in r.participants and r.phase in (Phase.INNER, Phase.COLLECTING) and lease:
-        if node not in ledger.contributions:
-            return ev.ContributionReady(node, life, r.number, ev.Contribution(4, 4, 2.0, 1.0, front(lease)))
-    if r.plan is None or node not in ledger.members:
-        return None
-    if mine := [c for c in ledger.unsealed if ledger.owners[c] == node]:
-        fence = r.plan.fence._replace(attempt=ledger.since[mine[0]])
-        return ev.ChunksSealed(node, life, fence, ((mine[0], sum_of(mine[0]), b"\xff"),))
-    if ledger.orphans and node not in r.plan.orphans:
-        return ev.OrphansFound(
-            node, life, r.plan.fence, tuple((c, ledger.sealed[c].digest) for c in ledger.orphans)
-        )
-    return ev.ReduceComplete(node, life, r.plan.fence, ledger.root, 10, 10, 1e6, 1e6) if ledger.complete else None
 
 
 def hostile(rng: Random, state: State) -> pb.ReportRequest:
@@ -137,7 +100,7 @@ def test_no_report_ends_the_coordinator_or_the_run(seed: int) -> None:
             state = step(state, ev.Joined(node, life, "back", "h:1", f"s{node}"), now)[0]
             event = ev.Connected(node, life)
         elif node != HOSTILE or rng.random() < 0.3:
-            event = honest(rng, state, node)
+            event = said_by(state, node)
         else:
             try:
                 event = validation.event(node, state.members.here[node].life, hostile(rng, state))

@@ -2,17 +2,24 @@
 
 import asyncio
 import math
+import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from control_nodes import SOON, Code, coordinator, digest, refused
+from control_nodes import CONFIG, SOON, Code, coordinator, digest, refused
 
 from atoll.comm.config.run import MembersConfig
+from atoll.comm.config.security import SecurityConfig
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto.join_proof import is_proven, prove_join
+from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.service import rpc
+from atoll.coordinator.service.data_keys import DataKeys
+from atoll.coordinator.state_machine.run_layout import config_layout
 
 
 def test_a_join_under_a_secret_of_the_nodes_own_can_be_repeated(tmp_path: Path) -> None:
@@ -42,7 +49,9 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
     async def story() -> None:
         async with coordinator(tmp_path) as c:
             loop, metrics = c.event_loop, c.plane.metrics
-            edge = rpc.CoordinatorService(loop, c.plane.views, c.journal, metrics, "reef", b"key")
+            edge = rpc.CoordinatorService(
+                loop, c.plane.views, c.journal, metrics, c.plane.door, "reef", DataKeys(b"secret")
+            )
             begun, may_end, append = threading.Event(), threading.Event(), c.journal.append
 
             def slowly(*batch: Any) -> None:
@@ -50,13 +59,16 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
                 assert may_end.wait(SOON)
                 append(*batch)
 
+            ada, bo = "a" * 32, "b" * 32
+            keys = {secret: PrivateKey.generate() for secret in (ada, bo)}
+
             def join(secret: str) -> asyncio.Task[pb.JoinReply]:
                 fields: dict[str, Any] = {"token": c.token, "name": "a node", "address": ":7", "session": secret}
                 request = pb.JoinRequest(protocol=PROTOCOL, run="reef", **fields)
+                prove_join(request, keys[secret])
                 return asyncio.create_task(edge.Join(request, cast(Any, Caller())))
 
             monkeypatch.setattr(c.journal, "append", slowly)
-            ada, bo = "a" * 32, "b" * 32
             given_up = join(ada)
             await asyncio.to_thread(begun.wait, SOON)
             given_up.cancel()
@@ -79,6 +91,7 @@ def test_only_the_latest_life_of_a_session_is_a_members(tmp_path: Path) -> None:
             await old.join()
             old.watch()
             await old.sees(lambda v: v.you == "joining")
+            new.key = old.key
             await new.join(old.session)
             assert new.node == old.node and new.session != old.session
             await old.stream_ends()
@@ -113,3 +126,90 @@ def test_thousands_of_members_send_heartbeats_more_seldom_where_the_lease_is_lon
     assert rpc.heartbeat_interval(MembersConfig(lease=200.0), 7000) == 20.0
     assert rpc.heartbeat_interval(MembersConfig(lease=200.0, start=7000), 1) == 20.0
     assert rpc.heartbeat_interval(MembersConfig(lease=0.7), 3) == 0.2
+
+
+def test_a_join_under_another_nodes_key_or_by_none_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, eve = c.node(), c.node()
+            await ada.join(pin="")
+            mine = pb.JoinRequest(protocol=PROTOCOL, run="reef", token=c.token, name="eve", address=":7")
+            assert "names no key" in await refused(eve.stub.Join(mine, timeout=SOON), Code.INVALID_ARGUMENT)
+            prove_join(mine, eve.key)
+            mine.key = ada.key.public  # she has seen it in a plan
+            assert "not signed by the key" in await refused(
+                eve.stub.Join(mine, timeout=SOON), Code.INVALID_ARGUMENT
+            )
+            assert c.event_loop.state.members.here[ada.node].key == ada.key.public
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("field", ["run", "name", "address", "session", "role", "pin", "leaf"])
+def test_no_field_of_a_signed_join_can_be_exchanged(field: str) -> None:
+    request, key = pb.JoinRequest(run="reef", name="ada", address="a:7", session="5" * 32), PrivateKey.generate()
+    prove_join(request, key)
+    assert is_proven(request)
+    request.token, request.protocol = "another", 1
+    request.session += ".7"  # a later life of the same secret
+    assert is_proven(request)
+    setattr(request, field, True if field == "leaf" else "another")
+    assert not is_proven(request)
+
+
+def test_a_copy_of_a_state_directory_is_no_second_node(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, copy = c.node(), c.node()
+            await ada.join()
+            ada.watch()
+            await ada.sees(lambda v: v.you == "joining")
+            copy.key = ada.key
+            assert "one key is one node" in await refused(copy.join("5" * 32), Code.PERMISSION_DENIED)
+            assert "has another key" in await refused(c.node().join(ada.session), Code.PERMISSION_DENIED)
+            assert (await ada.heartbeat()).known
+
+    asyncio.run(story())
+
+
+def test_a_model_that_the_config_does_not_say_is_refused_before_anybody_allocates_for_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path, replace(CONFIG, security=SecurityConfig())) as c:
+            ada = c.node()
+            await ada.join()
+            huge = pb.LayoutReported(numel=1 << 42, digest=digest("layout"))
+            sentence = await refused(ada.report(layout_reported=huge), Code.FAILED_PRECONDITION)
+            assert "4,398,046,511,104 parameters" in sentence and "the run's config says 824,448" in sentence
+            assert c.event_loop.state.layout is None
+            right = config_layout(c.event_loop.state.config)
+            assert right is not None
+            assert (
+                await ada.report(layout_reported=pb.LayoutReported(numel=right.numel, digest=right.digest))
+            ).known
+            assert c.event_loop.state.layout == right[:2]
+
+    asyncio.run(story())
+
+
+def test_in_a_public_run_nobody_joins_with_an_address_in_a_private_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lookup(host: str, port: int, **options: object) -> list[object]:
+        told = {"public.example.org": ["10.0.0.1", "8.8.8.8"], "private.example.org": ["10.0.0.1"]}.get(
+            host, [host]
+        )
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in told]
+
+    async def story() -> None:
+        async with coordinator(tmp_path, private=False) as c:
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
+            for address in ("10.0.0.1:7", "127.0.0.1:7", "169.254.169.254:80", "private.example.org:7", ":7"):
+                sentence = await refused(c.node().join(address=address), Code.INVALID_ARGUMENT)
+                assert "private network" in sentence and "security.private_addresses" in sentence
+            assert not c.event_loop.state.members.here
+            assert (await c.node().join(address="8.8.4.4:7")).address == "8.8.4.4:7"
+            named = await c.node().join(address="public.example.org:7")
+            assert named.address == "8.8.8.8:7", "peers dial what was looked at, whatever the name says later"
+            await c.node().join(address="10.0.0.1:7", leaf=True)  # nobody dials it
+
+    asyncio.run(story())

@@ -67,6 +67,17 @@ def test_notes_are_read_back_oldest_first_and_the_latest_are_kept(journal: Journ
     assert journal._rows("select count(*) from notes") == [(MAX_NOTES,)]
 
 
+def test_decisions_are_read_back_in_order_each_once(tmp_path: Path) -> None:
+    first, second = (replace(sample(ev.Decision), number=k) for k in (1, 2))
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([], [], [], [(1.0, first)])
+        journal.append([], [], [], [(2.0, second)])
+        journal.append([], [], [], [(2.0, second)])  # the disk took it, and said that it did not
+        journal.snapshot(0.0, b"")
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.decisions() == [(1.0, first), (2.0, second)]
+
+
 def test_a_snapshot_stands_for_the_events_before_it(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
         assert journal.restore() is None
@@ -115,8 +126,8 @@ def test_the_files_stay_small_over_a_long_run(tmp_path: Path) -> None:
 
 def test_a_token_is_good_for_its_uses_and_its_time(journal: Journal) -> None:
     token = journal.issue_token("for ada", 2, expires=100.0)
-    assert journal.redeem_token(token, 50.0) == "for ada"
-    assert journal.redeem_token(token, 50.0) == "for ada"
+    assert journal.redeem_token(token, 50.0).name == "for ada"
+    assert journal.redeem_token(token, 50.0).name == "for ada"
     with pytest.raises(Refused, match="used up"):
         journal.redeem_token(token, 50.0)
     with pytest.raises(Refused, match="expired"):

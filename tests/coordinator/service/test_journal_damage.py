@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from journal_contents import contents, note, numbered, record, reopened
+from journal_contents import contents, note, numbered, record, reopened, sample
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
@@ -171,14 +171,16 @@ def test_layouts_and_snapshots_from_before_trainers_could_be_unable_to_evaluate_
         ("delete from events where seq = 2", "event 2 is missing"),
         ("update rounds set body = x'00'", "the record of round 1 does not match its digest"),
         ("update notes set at = 'noon'", "note 1 does not match its digest"),
+        ("update decisions set number = 2", "decision 2 does not match its digest"),
     ],
 )
 def test_a_row_that_is_not_as_it_was_written_is_named(journal: Journal, change: str, sentence: str) -> None:
     journal.snapshot(0.0, b"state")
-    journal.append(numbered(1, 2, 3), [record(1)], [note(1)])
+    journal.append(numbered(1, 2, 3), [record(1)], [note(1)], [(1.0, sample(ev.Decision))])
     journal._db.execute(change)
     with pytest.raises(ConfigError, match=f"is damaged .{sentence}.*: put a copy"):
         contents(journal)
+        journal.decisions()
 
 
 def test_a_table_that_is_not_as_it_was_made_is_refused(tmp_path: Path) -> None:

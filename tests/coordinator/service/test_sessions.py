@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from scenario import CONFIG
 
-from atoll.comm.ids import NodeId
+from atoll.comm.errors import Refused
+from atoll.comm.ids import NodeId, PublicKey
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import members as who
@@ -12,10 +14,11 @@ from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
 ADA = NodeId("n1")
+KEY, ANOTHER = PublicKey(b"the key of ada"), PublicKey(b"another key")
 
 
 def joined(state: State, life: int) -> State:
-    state, _ = step(state, ev.Joined(ADA, life, "ada", "ada:1", "s3cret"), float(life))
+    state, _ = step(state, ev.Joined(ADA, life, "ada", "ada:1", "s3cret", key=KEY), float(life))
     return state
 
 
@@ -39,7 +42,29 @@ def test_a_member_hears_of_its_newest_view_and_anybody_else_why_it_is_none() -> 
 def test_a_node_that_was_forgotten_joins_as_a_new_one_under_the_secret_it_brings() -> None:
     state = joined(State(CONFIG), 1)
     sessions = SessionDirectory(state.members)
-    assert sessions.admission("s3cret.1", state.members, "fresh").node == ADA
+    assert sessions.admission("s3cret.1", KEY, state.members, "fresh").node == ADA
     members = who.forget(who.remove(state.members, ADA, who.MemberState.LEFT, "bye"), {ADA})
-    admission = sessions.admission("s3cret.1", members, "s3cret")
+    admission = sessions.admission("s3cret.1", KEY, members, "s3cret")
     assert (admission.node, admission.life, admission.secret) == ("n2", 1, "s3cret")
+
+
+def test_a_node_has_one_key_for_its_life_and_a_key_is_one_nodes() -> None:
+    state, _ = step(joined(State(CONFIG), 1), ev.Connected(ADA, 1), 2.0)
+    sessions = SessionDirectory(state.members)
+    with pytest.raises(Refused, match="n1 has another key than the one in this state directory"):
+        sessions.admission("s3cret.1", ANOTHER, state.members, "fresh")
+    with pytest.raises(Refused, match="n1 .ada. is a member with the key of this state directory"):
+        sessions.admission("unknown.1", KEY, state.members, "fresh")
+    assert sessions.admission("unknown.1", ANOTHER, state.members, "fresh").node == "n2"
+
+
+def test_who_is_not_connected_and_lost_its_session_comes_back_by_its_key() -> None:
+    away = joined(State(CONFIG), 1)
+    for state in (away, step(away, ev.Leaving(ADA, 1, "bye"), 3.0)[0]):
+        admission = SessionDirectory(state.members).admission("unknown.1", KEY, state.members, "fresh")
+        assert (admission.node, admission.life, admission.secret) == (ADA, 2, "fresh")
+
+
+def test_a_node_of_a_journal_without_keys_brings_the_first_one() -> None:
+    state, _ = step(State(CONFIG), ev.Joined(ADA, 1, "ada", "ada:1", "s3cret"), 1.0)
+    assert SessionDirectory(state.members).admission("s3cret.1", KEY, state.members, "fresh").node == ADA

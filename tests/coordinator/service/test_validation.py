@@ -1,6 +1,7 @@
 """Nothing that a node sends gets past the edge unless it makes sense."""
 
 import math
+import struct
 from dataclasses import fields
 from typing import Any
 
@@ -41,23 +42,43 @@ def test_every_report_becomes_its_event() -> None:
     forged = pb.ChunkForged(node_id="n2", chunk=5)
     assert event(chunk_forged=forged) == ev.ChunkForged(ADA, 7, NodeId("n2"), MINE, 5)
     assert event(chunks_missing=pb.ChunksMissing(chunks=b"\x05\x01")) == ev.ChunksMissing(ADA, 7, MINE, (0, 2, 8))
+    told = pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05", norms=[2.0, 0.0], dots=[-2.0, 0.0], reference=4.0)
+    norms, dots = struct.pack("<2f", 2.0, 0.0), struct.pack("<3f", 4.0, -2.0, 0.0)
+    expected: tuple[Any, ...] = (((3, DIGEST, b"\x05"),), (norms,), ((3, b"\x05", norms),), (dots,), (dots,))
+    found = event(chunks_sealed=pb.ChunksSealed(seals=[told], sums=[told]))
+    assert found == ev.ChunksSealed(ADA, 7, MINE, *expected)
     orphans = pb.OrphansFound(here=[pb.Seal(chunk=3, digest=DIGEST)])
     assert event(orphans_found=orphans) == ev.OrphansFound(ADA, 7, MINE, ((3, DIGEST),))
     held = pb.ReduceComplete(digest=DIGEST, bytes_up=1, bytes_down=2, rate_up=3.0, rate_down=4.0)
+    held.seen.add(node_id="n3", up=7.0, down=0.5)
     held.round_trips.add(node_id="n2", seconds=0.1)
     held.rate_inside, held.rate_outside = 5.0, 6.0
     trips = ((NodeId("n2"), 0.1),)
-    assert event(reduce_complete=held) == ev.ReduceComplete(ADA, 7, MINE, DIGEST, 1, 2, 3.0, 4.0, trips, 5.0, 6.0)
+    measured = 3.0, 4.0, trips, 5.0, 6.0, False, ((NodeId("n3"), 7.0, 0.0),)
+    assert event(reduce_complete=held) == ev.ReduceComplete(ADA, 7, MINE, DIGEST, 1, 2, *measured)
     assert event(loss_evaluated=pb.LossEvaluated(round=8, loss=3.0)) == ev.LossEvaluated(ADA, 7, 8, 3.0)
     lost = pb.PeerUnreachable(node_id="n2", reason="reset\x1b[31m\n")
     assert event(peer_unreachable=lost) == ev.PeerUnreachable(ADA, 7, NodeId("n2"), MINE, "reset[31m")
     assert event(leave=pb.Leave(reason="bye")) == ev.Leaving(ADA, 7, "bye")
+    audit = pb.AuditReported(chunk=3, digest=DIGEST, receipts=[b"r", b"s"], silent=[2], shown=b"x", relay=1)
+    found = ev.AuditReported(ADA, 7, MINE, 3, DIGEST, (b"r", b"s"), (2,), b"x", 0)
+    assert event(audit_reported=audit) == found
+    assert event(audit_reported=pb.AuditReported(chunk=3)) == ev.AuditReported(ADA, 7, MINE, 3)
+    alike = pb.Likeness(cosine=0.5, ratio=2.0)
+    replay = pb.ReplayReported(node_id="n3", shown=True, work=alike, others=[alike] * 20)
+    likeness, said = ev.Likeness(0.5, 2.0), (ADA, 7, MINE.round, NodeId("n3"), True)
+    assert event(replay_reported=replay) == ev.ReplayReported(*said, likeness, (likeness,) * 16)
+    assert event(replay_reported=pb.ReplayReported(node_id="n3", shown=True)) == ev.ReplayReported(*said)
 
 
 def test_a_rate_that_no_link_has_is_not_known() -> None:
     """Its share of all links would be too small for a number, and divided by."""
     held = pb.ReduceComplete(digest=DIGEST, rate_up=5e-324, rate_down=0.9, rate_inside=1e-300, rate_outside=1e-9)
     assert event(reduce_complete=held) == event(reduce_complete=pb.ReduceComplete(digest=DIGEST))
+
+
+def sealed(**terms: Any) -> pb.ChunksSealed:
+    return pb.ChunksSealed(seals=[pb.Seal(chunk=1, digest=DIGEST, inputs=b"\x03", **terms)])
 
 
 @pytest.mark.parametrize(
@@ -76,6 +97,18 @@ def test_a_rate_that_no_link_has_is_not_known() -> None:
         {"contribution_ready": pb.ContributionReady(samples=4, loss=1.0, delta_norm=1.0, skipped=4)},
         {"contribution_ready": pb.ContributionReady(samples=4, loss=1.0, delta_norm=1.0, skipped=5)},
         {"chunks_sealed": pb.ChunksSealed(seals=[pb.Seal(chunk=1, digest=b"")])},
+        {"chunks_sealed": sealed(norms=[1.0, 1.0], dots=[0.5], reference=1.0)},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[0.5] * 2, reference=1.0)},
+        {"chunks_sealed": sealed(dots=[0.5], reference=1.0)},
+        {"chunks_sealed": sealed(norms=[1.0] * 16385, dots=[0.5] * 16385, reference=1.0)},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[1.001], reference=1.0)},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[-1.001], reference=1.0)},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[math.nan], reference=1.0)},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[0.5])},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[0.5], reference=-1.0)},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[0.5], reference=math.inf)},
+        {"chunks_sealed": sealed(norms=[1.0], dots=[0.5], reference=math.nan)},
+        {"chunks_sealed": pb.ChunksSealed(sums=[pb.Seal(digest=DIGEST, norms=[1.0], dots=[2.0], reference=1.0)])},
         {"reduce_complete": pb.ReduceComplete(digest=b"x" * 17)},
         {"reduce_complete": pb.ReduceComplete(digest=DIGEST, rate_up=float("nan"))},
         {"reduce_complete": pb.ReduceComplete(digest=DIGEST, rate_inside=-1.0)},
@@ -86,6 +119,13 @@ def test_a_rate_that_no_link_has_is_not_known() -> None:
                 digest=DIGEST, round_trips=[pb.RoundTrip(node_id="ghost", seconds=0.1)]
             )
         },
+        {"audit_reported": pb.AuditReported(digest=b"short")},
+        {"replay_reported": pb.ReplayReported(node_id="nobody")},
+        {"replay_reported": pb.ReplayReported(node_id="n3", work=pb.Likeness(cosine=1.5))},
+        {"replay_reported": pb.ReplayReported(node_id="n3", others=[pb.Likeness(ratio=float("nan"))])},
+        {"audit_reported": pb.AuditReported(silent=[1 << 20])},
+        {"audit_reported": pb.AuditReported(receipts=[b""] * 257)},
+        {"audit_reported": pb.AuditReported(receipts=[bytes(1 << 20)], shown=b"x")},
         {"loss_evaluated": pb.LossEvaluated(round=1, loss=-math.inf)},
         {"peer_unreachable": pb.PeerUnreachable(node_id="ghost", reason="reset")},
         {"peer_unreachable": pb.PeerUnreachable(node_id="", reason="reset")},

@@ -21,6 +21,7 @@ from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.coordinator.service.view import MAX_DONORS, MAX_UPLOADERS, common_view, encode, node_view
+from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
@@ -111,7 +112,7 @@ def plain_plan(state: State) -> pb.Plan:
             m.norm = entry.contribution.norm
         if not entry.gone and entry.node in state.members.here:
             member = state.members.here[entry.node]
-            m.address, m.pin, m.leaf, m.down = member.address, member.pin, member.leaf, member.down
+            m.address, m.pin, m.leaf, m.down = member.address, member.pin, member.leaf, member.rates[1]
         plan.members.append(m)
     for owner in ledger.owners:
         places = [i for i, entry in enumerate(ledger.entries) if entry.node == owner and not entry.gone]
@@ -140,8 +141,11 @@ def plain_train(state: State, node: NodeId) -> pb.Train | None:
     )
 
 
-def plain_view(state: State, node: NodeId, version: int, draining: bool, plan: pb.Plan | None) -> pb.View:
-    """The whole view of one node; `plan` is that of the attempt in force, as it was when it opened."""
+def plain_view(
+    state: State, node: NodeId, version: int, draining: bool, plan: pb.Plan | None, shown: int
+) -> pb.View:
+    """The whole view of one node; `plan` is that of the attempt in force, as it was when it opened, `shown` the
+    version of the list of members."""
     r, here = state.round, state.members.here
     view = pb.View(
         version=version, incarnation=state.incarnation, epoch=state.epoch, phase=r.phase, reason=r.reason
@@ -150,6 +154,7 @@ def plain_view(state: State, node: NodeId, version: int, draining: bool, plan: p
     makers = [here[n] for n in state.makers if n in here]
     view.lost = state.committed > 0 and not view.has_state and r.phase is not Phase.FINISHED
     view.lost = view.lost and all(m.state is not MemberState.ACTIVE for m in makers)
+    view.tied = state.tied
     view.committed, view.tokens = state.committed, state.tokens
     view.state_digest, view.sealed = state.digest, state.sealed
     view.finished, view.draining = r.phase is Phase.FINISHED and state.pending is None, draining
@@ -162,7 +167,10 @@ def plain_view(state: State, node: NodeId, version: int, draining: bool, plan: p
     holders = [m for m in here.values() if m.state_round == state.committed]
     only_leaves_hold = bool(holders) and all(m.leaf for m in holders)
     remakes = state.committed == 0 and lacks(state, me) and only_leaves_hold and not me.state_digest
-    view.initialise = state.initialiser == node or remakes
+    view.initialise = node in state.beginning.asked or remakes
+    asked, made = list(state.beginning.asked), state.beginning.made
+    view.penalty = conduct.penalty(state, node)
+    view.witness = node in asked and (asked[0] != node or any(d for n, d in made.items() if n != node))
     view.ready, view.reached = node in r.ledger.contributions, node in r.reached
     view.closing = node in r.participants and r.phase in (Phase.COLLECTING, Phase.REDUCING)
     if (train := plain_train(state, node)) is not None:
@@ -182,6 +190,8 @@ def plain_view(state: State, node: NodeId, version: int, draining: bool, plan: p
         view.counted, view.lacking = state.last_counted[node]
     if node in r.wrong and len(r.ledger.sealed) == len(r.ledger.owners) > 0:
         view.ledger = b"".join(r.ledger.sealed[c].digest for c in range(len(r.ledger.owners)))
+    view.admission.version, view.admission.data_key_number = shown, state.expulsions
+    view.admission.members.extend(pb.MemberKey(node_id=n, key=m.key) for n, m in here.items())
     return view
 
 
@@ -301,7 +311,7 @@ def test_a_view_decodes_to_the_plain_encoding_of_the_state(story: str) -> None:
             for node in (*state.members.here, *state.members.departed, NodeId("n99")):
                 view = pb.View.FromString(encode(common, node_view(state, common, node), version))
                 unpack_plan(view)
-                assert view == plain_view(state, node, version, draining, plan)
+                assert view == plain_view(state, node, version, draining, plan, common.admission.version)
                 seen.update(field.name for message in (view, view.plan) for field, _ in message.ListFields())
 
     check()

@@ -7,6 +7,7 @@ from scenario import Run
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.view_dispatch import REASON_INTERVAL, ViewDispatch
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.state import State
 
 ADA = NodeId("n1")
@@ -43,6 +44,18 @@ def test_an_update_wakes_nobody_for_whom_nothing_changed() -> None:
         dispatch.open(NodeId(node), 1, lambda: None)
     assert len(list(dispatch.update(state, 0.0))) == 2
     assert not list(dispatch.update(state, 0.0)) and dispatch.version(ADA) == 1
+
+
+def test_a_member_of_which_something_is_held_is_told_so() -> None:
+    state = played("begin a b c")
+    dispatch = ViewDispatch(state)
+    streams = [dispatch.open(NodeId(node), 1, lambda: None) for node in ("n1", "n2")]
+    list(dispatch.update(state, 0.0))
+    for k in range(3):
+        state = charge(state, ADA, Evidence(k, Offence.LATE, "it was late"), [])
+    assert list(dispatch.update(state, 0.0)) == streams[:1]
+    views = [pb.View.FromString(view.encode()) for view in iter(streams[0].next, None)]
+    assert views[-1].penalty.startswith("this node merges no chunks before round")
 
 
 def test_a_reason_alone_is_shown_at_most_once_in_its_interval_and_then_the_latest() -> None:

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import scenario
 from scenario import CONFIG, Run
 
 from atoll.comm.config.run import CheckpointConfig
@@ -68,7 +69,7 @@ def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
         owned = tuple((c, bytes(16), b"\xff") for c, owner in enumerate(r.ledger.owners) if owner == node)
         root = r.ledger.root if r.ledger.complete else bytes(16)
         usual += [
-            ev.ChunksSealed(node, life, r.plan.fence, owned),
+            ev.ChunksSealed(node, life, r.plan.fence, owned, scenario.norms_of(r.ledger, owned)),
             ev.ReduceComplete(node, life, r.plan.fence, root, 1, 1),
         ]
     return rng.choice(usual if rng.random() < 0.97 else said)
@@ -186,22 +187,23 @@ def test_who_cannot_make_the_first_state_that_leaves_have_is_offered_it() -> Non
     play.do("join", ["b", "c"])
     assert view.view(play.state, NodeId("n3")).initialise and view.view(play.state, NodeId("n4")).initialise
     assert told(play.state, "n1") == told(play.state, "n3") == ([], [])
-    play.do("state", ["b", "0", "as=another machine's"])
-    assert not view.view(play.state, NodeId("n3")).initialise and view.view(play.state, NodeId("n4")).initialise
-    assert told(play.state, "n3") == ([("n2", "r:1")], [])
-    assert told(play.state, "n1") == ([], [("n2", "r:1")])
+    play.do("state", ["b", "0"])
+    play.do("state", ["c", "0", "as=another machine's"])
+    assert not any(view.view(play.state, NodeId(n)).initialise for n in ("n1", "n3", "n4"))
+    assert told(play.state, "n4") == ([("n2", "r:1")], [])
+    assert told(play.state, "n1") == told(play.state, "n3") == ([], [("n2", "r:1")])
 
 
 def test_a_leaf_hears_at_once_that_it_is_to_offer_the_state() -> None:
     """Also where nothing else that all are told has changed."""
 
     play = Run()
-    for command in ("leaf a b", "reducer r", "join a r", "state a 0", "join b"):
+    for command in ("leaf a b c", "reducer r", "join a r", "state a 0", "join b", "state b 0", "join c"):
         play.do(command.split()[0], command.split()[1:])
     dispatch = ViewDispatch(play.state)
-    streams = {n: dispatch.open(NodeId(n), 1, lambda: None) for n in ("n1", "n2", "n3")}
-    assert len(list(dispatch.update(play.state, 0.0))) == 3
-    play.do("state", ["b", "0", "as=another machine's"])
+    streams = {n: dispatch.open(NodeId(n), 1, lambda: None) for n in ("n1", "n2", "n3", "n4")}
+    assert len(list(dispatch.update(play.state, 0.0))) == 4
+    play.do("state", ["c", "0", "as=another machine's"])
     assert streams["n1"] in list(dispatch.update(play.state, 0.0))
     latest = streams["n1"].latest
     assert latest is not None and [d[0] for d in latest.mine.serve] == ["n2"]

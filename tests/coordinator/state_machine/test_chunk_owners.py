@@ -20,7 +20,8 @@ def told(up: float = SLOW, down: float = SLOW, leaves: tuple[NodeId, ...] = ()) 
     run.do("begin", ["ada", "bo", "cy"])
     run.do("join", ["dan"])
     here = {
-        n: replace(m, up=up, down=down, measured=9, leaf=n in leaves) for n, m in run.state.members.here.items()
+        n: replace(m, up=up, down=down, seen_up=up, seen_down=down, measured=9, leaf=n in leaves)
+        for n, m in run.state.members.here.items()
     }
     return replace(run.state, members=replace(run.state.members, here=here))
 
@@ -38,7 +39,7 @@ def test_a_reducer_is_dealt_what_a_node_that_brings_nothing_should_own() -> None
 def test_nothing_is_predicted_while_nothing_is_known_of_any_link() -> None:
     state = told(0.0, 0.0)
     assert assign_owners(state, (A, B, C), (), 4).seconds == 0
-    here = state.members.here | {B: replace(state.members.here[B], up=SLOW, down=SLOW)}
+    here = state.members.here | {B: replace(state.members.here[B], up=SLOW, down=SLOW, seen_up=9, seen_down=9)}
     state = replace(state, members=replace(state.members, here=here))
     assert assign_owners(state, (A, B, C), (), 4).seconds > 0
 

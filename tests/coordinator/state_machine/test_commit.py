@@ -31,7 +31,8 @@ def contribute(run: scenario.Run, node: NodeId, samples: int, loss: float, norm:
 def seal(run: scenario.Run, c: int, *places: int) -> None:
     owner = run.state.round.ledger.owners[c]
     assert owner is not None
-    run.feed(ev.ChunksSealed(owner, 1, run.fence({}), ((c, DIGESTS[c], bitmap(places, 3)),)))
+    seals = ((c, DIGESTS[c], bitmap(places, 3)),)
+    run.feed(ev.ChunksSealed(owner, 1, run.fence({}), seals, scenario.norms_of(run.state.round.ledger, seals)))
 
 
 @pytest.mark.parametrize("feedback", [0.0, 1.0])
@@ -50,7 +51,11 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     seal(run, 0, 0, 1, 2)  # again, which changes nothing
     run.do("wait", ["2"])
     for i, node in enumerate(NODES, 1):
-        run.feed(ev.ReduceComplete(node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i))
+        seen = tuple((peer, 2e3, 6e3) for peer in NODES if peer != node)
+        told = ev.ReduceComplete(
+            node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i, seen=seen
+        )
+        run.feed(told)
     record = run.state.pending
     assert record is not None
     assert record.contributors == {ADA: 20.0, BO: 16.0, CY: 6.0} and record.tokens == 42
@@ -58,7 +63,7 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert record.seconds == {"inner": 10.0, "collect": 1.0, "reduce": 2.0, "commit": 3.0}
     assert (record.bytes_up, record.bytes_down) == ({ADA: 10, BO: 20, CY: 30}, {ADA: 100, BO: 200, CY: 300})
     assert record.shares == {ADA: 0.5, BO: 0.25, CY: 0.25} and record.predicted == 0.0
-    assert record.rates == {ADA: (1e3, 1e4), BO: (2e3, 2e4), CY: (3e3, 3e4)}
+    assert record.rates == {ADA: (1e3, 1e4), BO: (2e3, 1.2e4), CY: (3e3, 1.2e4)}, "what others saw, or less"
     assert record.norms == {ADA: 3.0, BO: 12.0, CY: 3.0} and record.scales == {BO: 0.25, CY: 0.5}
     assert record.lacking == {1: (CY,), 2: (CY,)}
     assert record.samples == {ADA: ((0, 10),), BO: ((20, 8),), CY: ((40, 6),)}

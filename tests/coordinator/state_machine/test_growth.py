@@ -64,7 +64,7 @@ class Fleet:
             self.feed(ev.Joined(node, 1, str(node), f"{node}:1", f"session of {node}"))
             self.feed(ev.Connected(node, 1))
             self.feed(ev.LayoutReported(node, 1, len(self.nodes), digest(b"layout")))
-        for node in (self.nodes[0], *self.in_no_order()):
+        for node in (*self.nodes[:2], *self.in_no_order()):
             self.feed(ev.StateReported(node, 1, 0, digest(b"state 0")))
         assert self.state.round.phase is Phase.INNER
 
@@ -83,7 +83,8 @@ class Fleet:
         digests = [digest(b"%d" % c) for c in range(all_)]
         inputs, whole = bitmap(range(all_), all_), root(digests)
         for c, owner in enumerate(owners):
-            self.feed(ev.ChunksSealed(owner or self.nodes[0], 1, plan.fence, ((c, digests[c], inputs),)))
+            seals = ((c, digests[c], inputs),)
+            self.feed(ev.ChunksSealed(owner or self.nodes[0], 1, plan.fence, seals, (bytes(4 * all_),)))
         for node in self.in_no_order():
             self.feed(ev.ReduceComplete(node, 1, plan.fence, whole, 1, 1))
         assert self.state.committed == 1 and self.state.round.phase is Phase.INNER

@@ -3,6 +3,7 @@ goes wrong in a reduce, is in transcripts/ledger."""
 
 import random
 
+import msgspec
 import pytest
 
 from atoll.comm.bitmap import bit, bitmap
@@ -217,3 +218,10 @@ def test_a_chunk_lacks_a_node_that_has_several_places_where_none_of_them_is_in_i
     assert set(ledger.sealed) == {0, 1, 2, 3, 4}
     assert book.missing_contributors(ledger, {A, B, C}) == {4: (B,), 2: (C,)}
     assert book.missing_contributors(ledger, {A, C}) == {2: (C,)}, "only of those that are asked for"
+
+
+def test_the_ledger_of_an_attempt_among_hundreds_is_stored() -> None:
+    """As a snapshot in the middle of a round must."""
+    nodes = [NodeId(f"n{i}") for i in range(200)]
+    ledger = opened(contributed(*nodes), *nodes)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(ledger), type=Ledger) == ledger

@@ -24,7 +24,7 @@ def told(
     here = dict(run.state.members.here)
     for i, node in enumerate(list(here)[:only]):
         trips = {n: near if (j < 3) == (i < 3) else far for j, n in enumerate(here) if n != node}
-        here[node] = replace(here[node], rtts=trips, inside=inside, outside=outside)
+        here[node] = replace(here[node], rtts=trips, inside=inside, outside=outside, seen_up=inside + outside)
     return replace(run.state, members=replace(run.state.members, here=here))
 
 
@@ -48,7 +48,10 @@ def test_a_plan_in_regions_is_predicted_by_the_nodes_links_while_nothing_is_know
     run = scenario.Run()
     run.do("begin", NAMES)
     here = told(inside=0.0, outside=0.0).members.here
-    known = {n: replace(m, up=10.0, down=10.0, rtts=here[n].rtts) for n, m in run.state.members.here.items()}
+    known = {
+        n: replace(m, up=10.0, down=10.0, seen_up=10.0, seen_down=10.0, rtts=here[n].rtts)
+        for n, m in run.state.members.here.items()
+    }
     run.state = replace(run.state, members=replace(run.state.members, here=known))
     run.steps()
     assert run.state.round.plan is not None and run.state.round.ledger.regions == (0, 0, 0, 1, 1, 1)

@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import scenario
 
 from atoll.comm.bitmap import bitmap
 from atoll.comm.config.model import ModelConfig
@@ -172,7 +173,13 @@ class Fuzz:
             ev.LossEvaluated(node, life, committed, 1.0),
         ]
         reducing: list[ev.Event] = [
-            ev.ChunksSealed(node, life, fence._replace(attempt=since), seals),
+            ev.ChunksSealed(
+                node,
+                life,
+                fence._replace(attempt=since),
+                seals,
+                scenario.norms_of(r.ledger, seals, rng.choice([0.0, 0.0, 0.5, 9.0])),
+            ),
             ev.ReduceComplete(node, life, fence, root, 1, 1, rng.choice([0.0, 1e6]), 1e6),
             *([ev.OrphansFound(node, life, fence, here)] if r.ledger.orphans else []),
         ]
@@ -211,7 +218,7 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
         return said + sealed(v, state, node)
     said += [ev.LayoutReported(node, life, 40, LAYOUT)] if m.state is MemberState.JOINING else []
     if v.initialise:
-        said.append(ev.StateReported(node, life, 0, v.state_digest or digest(b"state 0 of " + node.encode())))
+        said.append(ev.StateReported(node, life, 0, v.state_digest or digest(b"state 0")))
     elif m.state_round != v.committed and (v.committed or v.has_state):
         said.append(ev.StateReported(node, life, v.committed, v.state_digest or digest(b"state %d" % v.committed)))
     if v.evaluate:
@@ -240,7 +247,10 @@ def sealed(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     life, fence = state.members.here[node].life, state.round.plan.fence
     alive = bitmap((i for i, m in enumerate(v.plan.members) if not m.gone and m.weight), len(v.plan.members))
     seals = tuple((c, digest(b"%d" % c), alive) for c in range(4))
-    return [ev.ChunksSealed(node, life, fence._replace(attempt=since), seals) for since in set(v.plan.since)]
+    norms = scenario.norms_of(state.round.ledger, seals)
+    return [
+        ev.ChunksSealed(node, life, fence._replace(attempt=since), seals, norms) for since in set(v.plan.since)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))

@@ -2,12 +2,14 @@
 
 import random
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OuterConfig, WeightName
 from atoll.comm.config.run import InnerConfig, RunConfig
+from atoll.comm.config.security import SecurityConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.events import Contribution
@@ -46,10 +48,14 @@ def test_weights_scales_and_length_are_those_of_simulations(name: WeightName, se
     found = drawn(rng, rng.randint(1, 9))
     tokens, steps = [float(c.samples * 32) for c in found], [float(c.steps) for c in found]
     ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, clip=True, per_token=True))
-    assert weights(ledger, run) == REFERENCE[name](tokens, steps)
+    assert weights(ledger, run) == reference.bounded(REFERENCE[name](tokens, steps), 1.5)
     assert scales(ledger, run) == clip_factors([c.norm for c in found])
+    length = sum(min(n, 1.5 * median(steps)) for n in steps) / len(steps)
+    assert round_length(ledger, run) == length / run.rounds.inner_steps
+    run = replace(run, security=SecurityConfig(weight_bound=0))
+    assert weights(ledger, run) == REFERENCE[name](tokens, steps)
     assert round_length(ledger, run) == sum(steps) / len(steps) / run.rounds.inner_steps
-    plain = config(OuterConfig(weights=name))
+    plain = config(OuterConfig(weights=name, clip=False))
     assert set(scales(ledger, plain)) == {1.0} and round_length(ledger, plain) == 1.0
 
 
@@ -74,14 +80,21 @@ def test_a_delta_of_1000_times_the_others_norm_counts_a_thousandth() -> None:
     assert scales(opened(Ledger(), found), config(OuterConfig(clip=True))) == [1.0, 0.001, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("times", [10.0, 1e4, 1e30])
+def test_whatever_its_length_a_delta_counts_as_one_of_the_median(times: float) -> None:
+    found = [Contribution(40, 10, 2.0, norm) for norm in (1.0, times, 1.0, 0.5)]
+    told = scales(opened(Ledger(), found), config(OuterConfig()))  # as a run has it that says nothing of it
+    assert times * told[1] == pytest.approx(1.0)
+
+
 def test_late_work_counts_what_its_node_says_where_the_run_damps_it() -> None:
     found = [
         Contribution(40, 10, 2.0, norm, damping=damping) for norm, damping in ((1.0, 1.0), (4.0, 0.25), (1.0, 0.5))
     ]
     ledger = opened(Ledger(), found)
-    assert scales(ledger, config(OuterConfig(damping=True))) == [1.0, 0.25, 0.5]
+    assert scales(ledger, config(OuterConfig(damping=True, clip=False))) == [1.0, 0.25, 0.5]
     assert scales(ledger, config(OuterConfig(damping=True, clip=True))) == [1.0, 0.0625, 0.5]
-    assert scales(ledger, config(OuterConfig())) == [1.0, 1.0, 1.0]
+    assert scales(ledger, config(OuterConfig(clip=False))) == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", WeightName)

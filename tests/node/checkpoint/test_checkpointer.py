@@ -157,3 +157,24 @@ def test_who_is_killed_while_it_fetches_a_newer_state_keeps_what_has_come_or_goe
         assert third.disk.restore() == 2 and third.state() == old, "nobody has the newer one any more"
 
     run(body())
+
+
+def test_the_state_before_a_round_comes_back_from_the_older_snapshot(tmp_path: Path) -> None:
+    async def body() -> None:
+        (tmp_path / "other").mkdir()
+        node, other = Node(tmp_path), Node(tmp_path / "other")
+        await node.initialise()
+        await other.initialise()
+        await other.commit(1, 2)
+        await node.commit(*range(1, 6))
+        newest = node.state()
+        assert node.disk.restore_before(0) == -1 and node.state() == newest, (
+            "nothing is older, nothing was touched"
+        )
+        assert [s.first for s in node.snapshots] == [3, 0]
+        assert node.disk.restore_before(3) == 2 and node.outer.finalize() == other.outer.finalize()
+        await other.commit(3, 4)
+        assert node.disk.restore_before(5) == 4 and node.outer.finalize() == other.outer.finalize()
+        assert node.state() == other.state()
+
+    run(body())

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -16,8 +18,8 @@ from states import MARK, RUN, TINY, Node, filled
 
 from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.errors import ResourceError
+from atoll.node.checkpoint import guarded_web, saved_run, uploader
 from atoll.node.checkpoint import remote_store as store_
-from atoll.node.checkpoint import saved_run, uploader
 from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.remote_store import (
     ANCHOR,
@@ -336,7 +338,58 @@ def test_a_run_uses_this_machines_files_only_if_its_owner_lets_it(tmp_path: Path
     for url in (f"simplecache::file://{tmp_path}", f"dir::{tmp_path}", f"asyncwrapper::{tmp_path}", "zip::/a.zip"):
         with pytest.raises(ResourceError, match="only where the node has files=true"):
             RemoteStore(url, files=False)
-    assert RemoteStore("memory://a", files=False).rounds() == []
+    for url in ("sftp://nas/a", "ftp://192.168.1.1/a", "git:///home/me/a", "memory://a", "smb://nas/a"):
+        with pytest.raises(ResourceError, match="only where the node has files=true"):
+            RemoteStore(url, files=False)
+    assert RemoteStore("memory://a", files=True).rounds() == []
+
+
+class Asked(BaseHTTPRequestHandler):
+    """Notes what it is asked, and sends everybody on to another address of this machine."""
+
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        if self.path.startswith("/on"):
+            self.send_response(302)
+            port = self.connection.getsockname()[1]
+            self.send_header("Location", f"http://127.0.0.2:{port}/secret")
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+        self.end_headers()
+        if not self.path.startswith("/on"):
+            self.wfile.write(b"ok")
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_runs_store_leads_no_node_into_its_own_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ThreadingHTTPServer(("0.0.0.0", 0), Asked)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
+    try:
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            store = RemoteStore(f"http://{host}/folder", files=False, private=False)
+            with pytest.raises(OSError, match=r"private network|Cannot connect"):
+                store.fs.cat_file(f"{store.path}/on")
+        assert Asked.paths == []
+        lan = RemoteStore(f"http://127.0.0.1:{port}/folder", files=False, private=True)
+        assert lan.fs.cat_file(f"{lan.path}/a") == b"ok" and Asked.paths.pop() == "/folder/a"
+        # A redirect is followed only to where the URL could have led itself: here 127.0.0.1 is taken for public.
+        monkeypatch.setattr(guarded_web, "may_dial", lambda ip, private: ip == "127.0.0.1")
+        public = RemoteStore(f"http://127.0.0.1:{port}/on", files=False, private=False)
+        with pytest.raises(OSError, match="private network"):
+            public.fs.cat_file(f"{public.path}/a")
+        assert Asked.paths == ["/on/a"]
+    finally:
+        server.shutdown()
+        server.server_close()
+        Asked.paths.clear()
 
 
 def test_a_store_that_this_machine_has_no_client_for_is_a_sentence() -> None:

@@ -47,6 +47,7 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         options=JoinOptions(tmp_path / "node", "", "", "ada", 0.0),
         plane=SimpleNamespace(bytes_down=0, peers=peers),
         reports=SimpleNamespace(view=view, control=None),
+        signer=None,
         mark=MARK,
     )
 

@@ -54,7 +54,8 @@ def test_a_plan_that_came_before_the_kernels_is_followed_when_they_are_there(
 
     async def story() -> None:
         node: Reducer = alone(lambda *_: node._watch())
-        node._member.control = cast(Any, SimpleNamespace(watch=views))
+        node._member.views = views  # type: ignore[method-assign]
+        node._member.reports = cast(Any, None)
 
         def follow(plan: Any, numel: int) -> None:
             followed.append(plan.round)

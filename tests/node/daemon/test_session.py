@@ -1,8 +1,12 @@
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+import pytest
 
 from atoll.comm.ids import Round
 from atoll.comm.invite import Invite
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions
@@ -26,3 +30,23 @@ def test_a_nodes_limits_are_those_of_its_data_plane(tmp_path: Path) -> None:
             assert (plane.peers.fixed_streams, plane._congestion) == (3, "reno")
 
     asyncio.run(body())
+
+
+def test_a_node_says_what_is_held_against_it_and_when_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def watch() -> AsyncIterator[pb.View]:
+        for penalty in ("", "its work is not taken", "its work is not taken", ""):
+            yield pb.View(penalty=penalty)
+
+    async def body() -> None:
+        options = JoinOptions(tmp_path, "127.0.0.1:0", "", "ada", 1.0)
+        async with CoordinatorSession.opened(
+            Invite("127.0.0.1:1", "run", "token"), NodeConfig(), options, Nothing()
+        ) as member:
+            monkeypatch.setattr(member.control, "watch", watch)
+            held = [member.penalty async for _ in member.views()]
+            assert held == ["", "its work is not taken", "its work is not taken", ""]
+
+    asyncio.run(body())
+    assert caplog.messages == ["its work is not taken", "this node's chunks and work are taken again"]

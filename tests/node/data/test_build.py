@@ -14,12 +14,15 @@ import numpy as np
 import psutil
 import pytest
 import zstandard
+from click.testing import CliRunner, Result
 from corpora import END, InlinePool, built, content, files, jsonl, tokenizer_folder
 from tokenizers import Tokenizer
 
+from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.data import build as build_
 from atoll.node.data.build import BuildProgress, BuildState
+from atoll.node.data.cli import data
 from atoll.node.data.destination import STATE
 from atoll.node.data.manifest import MANIFEST, Manifest
 
@@ -258,9 +261,88 @@ def test_damaged_records_are_left_out_counted_and_named(tmp_path: Path, tokenize
 @pytest.mark.usefixtures("inline")
 def test_sources_without_any_document_are_refused_with_the_first_reason(tmp_path: Path, tokenizer: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [{"txt": "x"}] * 3)
-    with pytest.raises(ConfigError, match="hold no document: 3 records were left out; a.jsonl line 1: .*`text`"):
+    with pytest.raises(ConfigError, match="hold no document: 3 records left out; a.jsonl line 1: .*`text`"):
         built(tmp_path / "set", [source], tokenizer)
     assert not (tmp_path / "set" / MANIFEST).exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_build_without_a_document_is_not_in_the_way_of_the_next(tmp_path: Path, tokenizer: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [{"txt": "x"}] * 3)
+    with pytest.raises(ConfigError, match="hold no document"):
+        built(tmp_path / "set", [source], tokenizer)
+    assert not (tmp_path / "set").exists()
+    assert built(tmp_path / "set", [source], tokenizer, column="txt").documents == 3
+    (tmp_path / "b.parquet").write_bytes(b"damaged")
+    with pytest.raises(ResourceError, match="cannot be read as Parquet"):
+        built(tmp_path / "other", [tmp_path / "b.parquet"], tokenizer)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_conversations_that_are_read_as_texts_are_hinted_at(tmp_path: Path, tokenizer: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
+    with pytest.raises(ConfigError, match="1 record left out; a.jsonl line 1: .*which --chat reads"):
+        built(tmp_path / "set", [source], tokenizer)
+
+
+def build_by_command(*arguments: Path | str) -> Result:
+    return CliRunner().invoke(data, ["build", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("inline")
+def test_what_is_left_out_of_a_folder_is_said_and_what_to_do_with_the_set(tmp_path: Path, tokenizer: Path) -> None:
+    folder = tmp_path / "in"
+    jsonl(folder / "a.jsonl", [{"text": text} for text in documents(300)])
+    for name in ("b.html", "c.html", "d.pdf", "README"):
+        (folder / name).write_text("x")
+    (folder / "latin.txt").write_bytes(b"caf\xe9 " * 300_000)  # of several units
+    (folder / "more.txt").write_bytes(b"caf\xe9")
+    done = build_by_command(folder, "--tokenizer", tokenizer, "--out", tmp_path / "set")
+    assert "4 files left out: 2 .html, 1 without a suffix, 1 .pdf" in done.stderr.replace(
+        "1 .pdf, 1 without a suffix", "1 without a suffix, 1 .pdf"
+    )
+    assert "; 2 files not UTF-8, of which unreadable characters were replaced\n" in done.stderr
+    assert "the slice validation has only 3 documents" in done.stderr
+    *_, serve, keys = done.stdout.splitlines()
+    assert serve.startswith("serve this folder by a web server that knows ranges")
+    found = digest((tmp_path / "set" / MANIFEST).read_bytes()).hex()
+    assert keys == f"data.url=<its URL> data.digest={found}"
+    plenty = jsonl(tmp_path / "b.jsonl", [{"text": text} for text in documents(300)])
+    quiet = build_by_command(
+        plenty, "--tokenizer", tokenizer, "--validation-every", "9", "--out", tmp_path / "b"
+    ).stderr
+    assert "left out" not in quiet and "UTF-8" not in quiet and "the slice" not in quiet
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_build_that_goes_on_says_from_where(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.node.data.units.UNIT_BYTES", 20_000)
+    source = jsonl(tmp_path / "a.jsonl", [{"text": text} for text in documents(400)])
+
+    def crash(progress: BuildProgress) -> None:
+        if 2 * progress.consumed > source.stat().st_size:
+            raise Crash
+
+    with pytest.raises(Crash):
+        built(tmp_path / "set", [source], tokenizer, show=crash)
+    state = json.loads((tmp_path / "set" / "build.json").read_text())
+    share = 100 * state["consumed"] // source.stat().st_size
+    done = build_by_command(
+        *(source, "--tokenizer", tokenizer, "--out", tmp_path / "set", "--block-tokens", "64"),
+        *("--shard-blocks", "16", "--validation-every", "5"),
+    )
+    assert 0 < share < 100 and f"goes on at {share} %, behind {state['documents']} documents" in done.stderr
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_file_that_is_no_tokenizer_is_named_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "tok.json").write_text("{}")
+    source = jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
+    with pytest.raises(ConfigError, match="tok.json is not a tokenizer's"):
+        built(tmp_path / "set", [source], tmp_path / "tok.json")
 
 
 @pytest.mark.usefixtures("inline")
@@ -280,7 +362,7 @@ def test_what_the_tokenizer_came_with_is_beside_it_and_in_the_manifest(tmp_path:
     assert set(manifest.tokenizer_files) == {"tokenizer_config.json"}
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "set" / name).read_bytes() == (tokenizer / name).read_bytes()
-    assert manifest.sources == ("a.jsonl", f"1 files of {source.stat().st_size} bytes")
+    assert manifest.sources == ("a.jsonl", f"1 file of {source.stat().st_size} bytes")
     assert set(manifest.packages) == {"atoll", "tokenizers"}
 
 

@@ -99,6 +99,13 @@ def test_another_small_file_than_the_manifests_is_named(out: Path, name: str) ->
         whole(out)
 
 
+def test_names_in_a_manifest_do_nothing_to_a_terminal(out: Path) -> None:
+    manifest = Manifest.decode((out / MANIFEST).read_bytes())
+    (out / MANIFEST).write_bytes(msgspec.structs.replace(manifest, name="a\x1b[2J\nb").encode())
+    said = CliRunner().invoke(data, ["check", str(out)], catch_exceptions=False).output
+    assert r"a\x1b[2J\nb is whole" in said and "\x1b" not in said
+
+
 def test_tokens_beyond_the_vocabulary_and_missing_documents_are_a_builders_fault(out: Path) -> None:
     manifest = Manifest.decode((out / MANIFEST).read_bytes())
     (out / MANIFEST).write_bytes(msgspec.structs.replace(manifest, vocab_size=100).encode())
@@ -181,6 +188,23 @@ def test_a_set_on_a_web_server_is_read_in_parts(served: str, out: Path) -> None:
 def test_a_web_server_that_knows_no_parts_is_a_sentence(served: str) -> None:
     with pytest.raises(ResourceError, match="the server answers with the whole file"):
         passages(served, 0, "train", 0)
+
+
+@pytest.mark.parametrize("served", [WholeFiles], indirect=True)
+def test_check_sees_that_nodes_would_get_no_parts(served: str) -> None:
+    with pytest.raises(ResourceError, match="the server answers with the whole file .*`python -m http.server`"):
+        whole(served)
+
+
+def test_a_server_that_does_not_answer_is_not_one_without_the_data_set(out: Path) -> None:
+    with web_server(out) as web:
+        for status, kind in ((404, ConfigError), (410, ConfigError), (403, Refused), (503, Unreachable)):
+            web.status = status
+            for command in (["check", web.url], ["show", web.url, "0"]):
+                said = CliRunner().invoke(data, command).exception
+                assert isinstance(said, kind), (status, said)
+    gone = CliRunner().invoke(data, ["check", web.url]).exception
+    assert isinstance(gone, Unreachable) and gone.exit_code == 4
 
 
 def test_a_blocks_text_is_shown_document_by_document(out: Path) -> None:

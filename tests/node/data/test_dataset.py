@@ -231,9 +231,12 @@ def test_a_data_set_that_does_not_fit_the_model_is_refused(tmp_path: Path, web: 
     assert "has no slice 'books': it has train, validation" in refused(run, NodeConfig(), tmp_path / "cache")
 
 
-@pytest.mark.parametrize(("key", "value"), [("tokenizer", "ba" * 16), ("end_of_text", 1)])
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [("tokenizer", "ba" * 16, "tokenizers"), ("end_of_text", 1, "tokens for the end of a text")],
+)
 def test_data_sets_of_different_tokenizers_are_not_mixed(
-    key: str, value: object, tmp_path: Path, web: WebServer
+    key: str, value: object, what: str, tmp_path: Path, web: WebServer
 ) -> None:
     one, two = served(web, "one"), served(web, "two")
     path = web.folder / "two" / MANIFEST
@@ -242,7 +245,7 @@ def test_data_sets_of_different_tokenizers_are_not_mixed(
     said = refused(
         run_of(one, replace(two, digest=digest(path.read_bytes()).hex())), NodeConfig(), tmp_path / "cache"
     )
-    assert f"cannot be mixed: their {key} differ" in said
+    assert f"cannot be mixed: their {what} differ" in said
 
 
 def test_a_damaged_block_s_samples_are_not_learned_and_the_others_are(tmp_path: Path, web: WebServer) -> None:

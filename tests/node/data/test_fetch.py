@@ -12,6 +12,7 @@ from data_sets import WebServer, document_tokens, web_server, write_data_set
 
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
+from atoll.node.data import fetch
 from atoll.node.data.cache import BlockCache
 from atoll.node.data.fetch import DAMAGE_TRIES, BlockFetcher, BlockId, FetchedSet, Throttle
 from atoll.node.data.manifest import MANIFEST, Manifest
@@ -84,6 +85,17 @@ def test_blocks_are_those_of_the_data_set_and_each_is_fetched_once(fetchers: Fet
             assert (found.tokens == right.tokens).all() and (found.begins == right.begins).all()
     lists = 16 * len(wanted)
     assert fetchers.web.total == len(wanted) * layout.size + lists
+    assert len(fetchers.web.requests) == len(set(fetchers.web.requests))
+
+
+def test_lists_of_digests_take_bounded_memory_however_long_they_are(
+    fetchers: Fetchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "LISTS_BYTES", 300)  # two of 8 digests, of 16 bytes each
+    fetcher = fetchers.make()
+    for one in blocks(fetchers):
+        assert fetcher.block(one) is not None
+        assert 0 < sum(map(len, fetcher._lists.values())) <= 300
     assert len(fetchers.web.requests) == len(set(fetchers.web.requests))
 
 

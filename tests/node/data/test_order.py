@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.data.mixture import Mixture
-from atoll.node.data.order import GROUP_BLOCKS, Window, WindowOrder, permuted
+from atoll.node.data.order import MAX_GROUP_BLOCKS, Window, WindowOrder, permuted
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 64, 65, 1000])
@@ -41,8 +41,20 @@ def test_an_epoch_has_every_window_once_and_the_next_one_another_order(full: int
 def test_a_range_of_indices_lies_in_few_blocks(first: int, count: int) -> None:
     order = WindowOrder("0:train", 100_000, 32)
     blocks = {order.window(index).block for index in range(first, first + count)}
-    groups = (first + count - 1) // (32 * GROUP_BLOCKS) - first // (32 * GROUP_BLOCKS) + 1
-    assert len(blocks) <= (groups + 1) * GROUP_BLOCKS
+    groups = count // (32 * (MAX_GROUP_BLOCKS - 1)) + 2  # groups of 63 or 64 blocks
+    assert len(blocks) <= groups * MAX_GROUP_BLOCKS
+
+
+@pytest.mark.parametrize(("full", "sizes"), [(93, [46, 47]), (64, [64]), (65, [32, 33]), (200, [50] * 4)])
+def test_the_groups_of_an_epoch_are_of_equal_size(full: int, sizes: list[int]) -> None:
+    order, at = WindowOrder("7:train", full, 4, 3), 0
+    for size in sizes:
+        last = at + 4 * size == 4 * full
+        windows = [order.window(index) for index in range(at, at + 4 * size + 3 * last)]
+        blocks = {window.block for window in windows}
+        assert len(blocks) == size + last, "each block of a group has all of its windows in it"
+        at += len(windows)
+    assert at == len(order)
 
 
 def test_the_order_of_a_trillion_tokens_takes_no_memory() -> None:

@@ -1,11 +1,15 @@
 """The stores of data sets: exact ranges, no byte more, and a sentence for whatever goes wrong."""
 
+import itertools
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -18,7 +22,6 @@ from atoll.node.data import store as store_
 from atoll.node.data.store import (
     CutShort,
     FsspecStore,
-    HttpStore,
     Store,
     StoreError,
     StoreRefused,
@@ -122,29 +125,85 @@ def test_a_server_that_is_silent_or_gone_is_said(
         open_store("http://127.0.0.1:1/corpus", files=False).read("a.tokens", 0, 10)
 
 
-class DrippingAnswer:
-    """An answer of which a byte comes each second of `now`."""
+@contextmanager
+def answering(*parts: bytes, endless: bytes = b"", sent: list[int] | None = None) -> Iterator[str]:
+    """The URL of a server that answers everything with these bytes, and then with `endless` again and again until
+    the client goes; `sent` gets the number of those."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stop = threading.Event()
 
-    def __init__(self) -> None:
-        self.now = 0.0
+        def answer(client: socket.socket) -> None:
+            count = 0
+            with client, suppress(OSError):
+                client.recv(65536)
+                client.sendall(b"".join(parts))
+                while endless and not stop.is_set() and count < 1 << 14:
+                    client.sendall(endless)
+                    count += 1
+            if sent is not None:
+                sent.append(count * len(endless))
 
-    def clock(self) -> float:
-        return self.now
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    answer(listening.accept()[0])
 
-    def read1(self, size: int) -> bytes:
-        self.now += 1.0
-        return b"x"
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/corpus"
+        stop.set()
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
-    def read(self, size: int) -> bytes:
-        return b"".join(self.read1(1) for _ in range(size))
+
+RANGE = b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-99999/100000\r\n"
 
 
-def test_a_server_that_drips_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = DrippingAnswer()
-    monkeypatch.setattr("atoll.node.data.store.time.monotonic", answer.clock)
-    with pytest.raises(StoreError, match="took more than 120 s"):
-        HttpStore("http://host/corpus")._body(answer, "http://host/corpus/a.tokens", 10_000)
-    assert answer.now == store_.READ_SECONDS + 1
+@pytest.mark.parametrize(
+    ("begin", "endless", "sentence"),
+    [
+        (RANGE + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n", b"x" * 65536, "bytes too late"),
+        (b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n", b"x" * 65536, "not allowed"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /other\r\n\r\n", b"x" * 65536, "infinite loop"),
+    ],
+    ids=["a chunk of less than nothing", "a redirect to a file", "a redirect"],
+)
+def test_of_an_answer_without_an_end_little_is_read(begin: bytes, endless: bytes, sentence: str) -> None:
+    sent = list[int]()
+    with answering(begin, endless=endless, sent=sent) as url:
+        with pytest.raises(StoreError, match=sentence):
+            open_store(url, files=False).read("a.tokens", 0, 100_000)
+    assert max(sent) < 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"y"),
+        (RANGE + b"Content-Length: 100000\r\n\r\n", b"z"),
+        (RANGE + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
+        (RANGE + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n"),
+    ],
+    ids=["in the header", "in the body", "in a chunk's length", "behind the last chunk"],
+)
+@pytest.mark.parametrize("files", [False, True])
+def test_a_server_that_drips_is_left_at_the_deadline(
+    begin: bytes, endless: bytes, files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = itertools.count(0.0, 50.0)  # each look at the clock is that much later
+    monkeypatch.setattr(network, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with answering(begin, endless=endless) as url:
+        with pytest.raises(StoreError, match="took more than 120 s"):
+            open_store(url, files).read("a.tokens", 0, 100_000)
+
+
+@pytest.mark.parametrize("length", [b"\xb2", b"1" * 5000, b"-1", b"x"])
+def test_a_length_that_is_none_is_not_believed(length: bytes) -> None:
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\n\r\n" + CONTENT) as url:
+        assert open_store(url, files=False).read_whole("a.tokens", len(CONTENT)) == CONTENT
+    begin = b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-" + length + b"/10\r\n\r\n"
+    with answering(begin) as url, pytest.raises(StoreError, match="another range"):
+        open_store(url, files=False).read("a.tokens", 0, 10)
 
 
 def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
@@ -163,6 +222,7 @@ def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
         ("https://me@host/corpus", "has a '@' in it"),
         ("https://host\\@other/corpus", "in it, which may hide where it leads"),
         ("s3://me@bucket/corpus", "has a '@' in it"),
+        ("http://[host/corpus", "is no URL"),
     ],
 )
 def test_what_may_lead_elsewhere_is_not_asked(url: str, sentence: str) -> None:
@@ -179,8 +239,9 @@ def test_a_server_in_the_nodes_own_network_is_asked_only_by_leave(
     assert not web.requests
     assert open_store(web.url, files=True, lan=False).read("a.tokens", 0, 10) == CONTENT[:10]
     assert open_store(web.url, files=False, lan=True).read("a.tokens", 0, 10) == CONTENT[:10]
-    with pytest.raises(StoreRefused, match=r"169.254.169.254 is at"):
-        open_store("http://169.254.169.254/latest", files=False, lan=True).read("a.tokens", 0, 10)
+    for host in ("169.254.169.254", "[fd00:ec2:0:0:0:0:0:254]", "[64:ff9b:0:0:0:0:a9fe:a9fe]"):
+        with pytest.raises(StoreRefused, match=r"is at \S*(169.254|fd00|a9fe)"):
+            open_store(f"http://{host}/latest", files=False, lan=True).read("a.tokens", 0, 10)
 
 
 def test_a_redirect_into_the_nodes_own_network_is_not_followed(
@@ -188,19 +249,10 @@ def test_a_redirect_into_the_nodes_own_network_is_not_followed(
 ) -> None:
     (tmp_path / "a.tokens").write_bytes(CONTENT)
     web.redirect = web.url.replace("127.0.0.1", "127.0.0.2")
-    own = network.is_own_network
-    monkeypatch.setattr(network, "is_own_network", lambda ip: ip != "127.0.0.1" and own(ip))
+    monkeypatch.setattr(network, "may_dial", lambda ip, private: ip == "127.0.0.1")
     with pytest.raises(StoreRefused, match=r"own network \(127.0.0.2 is at 127.0.0.2\)"):
         open_store(web.url, files=False, lan=False).read("a.tokens", 0, 10)
     assert len(web.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("address", "own"),
-    [("10.1.2.3", True), ("::1", True), ("::ffff:127.0.0.1", True), ("fe80::1%eth0", True), ("8.8.8.8", False)],
-)
-def test_the_addresses_of_a_nodes_own_network(address: str, own: bool) -> None:
-    assert network.is_own_network(address) is own
 
 
 def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Records of Parquet tables and of what Hugging Face's datasets reads, offline."""
 
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow
@@ -103,3 +105,25 @@ def test_what_is_no_table_or_data_set_is_a_sentence(tmp_path: Path, tokenizer: P
         built(tmp_path / "set", [tmp_path / "a.parquet"], tokenizer)
     with pytest.raises(ConfigError, match="cannot be opened: "):
         built(tmp_path / "set", [f"datasets:{tmp_path / 'nothing'}"], tokenizer)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_text_that_is_in_many_rows_is_once_in_memory(nested: bool, declared: bool, tmp_path: Path) -> None:
+    text = pyarrow.array(["a" * (4 << 20)])
+    rows: Any = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1024, pyarrow.int32()), text)
+    if nested:
+        messages = pyarrow.StructArray.from_arrays([rows], ["content"])
+        rows = pyarrow.ListArray.from_arrays(pyarrow.array(range(1025), pyarrow.int32()), messages)
+    parquet.write_table(pyarrow.table({"text": rows}), path := tmp_path / "a.parquet", store_schema=declared)
+    assert path.stat().st_size < 1 << 20
+    default = pyarrow.default_memory_pool()
+    pyarrow.set_memory_pool(pool := pyarrow.proxy_memory_pool(default))
+    tracemalloc.start()
+    try:
+        unit = next(read_units(find_sources([str(path)]), "text")).unit
+        assert pool.max_memory() + tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+        pyarrow.set_memory_pool(default)
+    assert isinstance(unit, RowsUnit) and len(unit.rows) == 1

@@ -58,7 +58,8 @@ def test_a_folder_is_its_files_in_order_and_a_glob_what_it_matches(tmp_path: Pat
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("nothing.txt", r"nothing.txt names no file to read: give .txt, .md, .py, .jsonl or .parquet files"),
+        ("nothing.txt", r"nothing.txt: there is no such file or folder"),
+        ("no*.txt", r"no\*.txt names no file to read: give .txt, .md, .py, .jsonl or .parquet files"),
         ("empty", r"empty holds no file to read"),
         ("a.bin", r"a.bin is not a file that is read here"),
         ("a.parquet.gz", r"a.parquet.gz is not a file that is read here"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hf_models import lora, run_of, tiny_qwen
+from hub_files import hub_of
 from numpy.typing import NDArray
 from trainers import launched, order
 
@@ -52,6 +53,7 @@ def compare(folder: Path, run: RunConfig, **node: Any) -> tuple[channel.Hello, N
     return asyncio.run(both())
 
 
+@pytest.mark.long
 def test_one_rank_and_two_train_the_same_adapters_and_nothing_else(tmp_path: Path) -> None:
     model = tiny_qwen(tmp_path / "base")
     hello, _ = compare(tmp_path, run_of(lora(tmp_path / "base")))
@@ -83,6 +85,31 @@ def test_bf16_with_checkpointed_activations_trains_the_adapters_as_well(tmp_path
     asyncio.run(story())
 
 
+def test_a_node_that_fetches_its_frozen_weights_says_so_before_it_takes_orders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_qwen(tmp_path / "base", hidden_size=64, intermediate_size=128)
+    run = run_of(replace(lora(tmp_path / "base"), base="hf://org/name"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+
+    async def story() -> None:
+        async with launched(tmp_path / "node", run, 2) as node:
+            await node.attach()
+            await node.stop()
+            assert node.preparing == [
+                "",
+                "fetches the run's frozen weights: 0.000 GB",
+                "compares the frozen weights that it has with the run's",
+                "reads the run's frozen weights",
+            ]
+
+    with hub_of(tmp_path / "base") as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        asyncio.run(story())
+
+
+@pytest.mark.long
 def test_a_node_whose_frozen_weights_are_others_ends_with_a_sentence(tmp_path: Path) -> None:
     tiny_qwen(tmp_path / "base", hidden_size=64, intermediate_size=128)
     tiny_qwen(tmp_path / "other", hidden_size=64, intermediate_size=128, initializer_range=0.01)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from atoll.comm.config.hf import BaseDtype, HfConfig, LoraConfig, read_config
-from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.errors import ConfigError
 from atoll.comm.faults import FAULTS, Fault
 from atoll.node.checkpoint.hf_adapters import CONFIG, STEM, adapter_config, flat_names, peft_names
 from atoll.node.config import NodeConfig
@@ -309,6 +309,22 @@ def test_a_model_whose_tokens_see_other_documents_or_later_ones_is_refused(kind:
         build(hf)
 
 
+def test_a_model_of_which_it_cannot_be_tried_is_refused_unless_the_run_assumes_it() -> None:
+    """Rotary positions of 64 of a head's 16 numbers: no model of it, however small, computes anything."""
+    told, hf = list[str](), config_of("gptj")
+    with pytest.raises(
+        ConfigError, match=r"gptj keeps documents apart .* not be tried .*hf.assume_isolation=true$"
+    ):
+        build(hf, told.append)
+    assert not told
+    build(replace(hf, assume_isolation=True), told.append)
+    (sentence,) = told
+    assert sentence.endswith("): the run assumes that it does, hf.assume_isolation")
+    mixing = config_of("bloom", word_embed_proj_dim=64)
+    with pytest.raises(ConfigError, match="documents in one sample see one another"):
+        build(replace(mixing, assume_isolation=True), told.append)
+
+
 def test_a_target_that_no_module_is_called_is_refused_with_those_that_are() -> None:
     hf = replace(config_of("qwen2"), lora=LoraConfig(rank=2, targets=["q_proj", "query"]))
     with pytest.raises(ConfigError, match="'query', which no module of Qwen2ForCausalLM is called; it has down_p"):
@@ -329,6 +345,8 @@ def test_frozen_weights_that_are_not_the_runs_are_refused(tmp_path: Path) -> Non
     save_file(changed, file)
     with pytest.raises(ConfigError, match=rf"digest is \w+, the run's hf.digest {hf.digest}: get the run's own"):
         BaseWeights.open(tmp_path / "base").check(hf.digest)
+    with pytest.raises(ConfigError, match="there is no folder .*nothere .*base=FOLDER"):
+        BaseWeights.open(tmp_path / "nothere")
     wrong = {
         "lacks model.norm.weight of the model's": {k: v for k, v in whole.items() if k != "model.norm.weight"},
         "has extra.weight, which hf.config's model has not": {**whole, "extra.weight": torch.ones(1)},
@@ -344,9 +362,10 @@ def test_frozen_weights_that_are_not_the_runs_are_refused(tmp_path: Path) -> Non
     file.unlink()
     with pytest.raises(ConfigError, match="it is not there"):
         BaseWeights.open(tmp_path / "base")
-    (tmp_path / "base" / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(ConfigError, match="index.json is damaged"):
-        BaseWeights.open(tmp_path / "base")
+    for text in ("[]", '{"weight_map": {"a": 5}}', "[" * 100_000):
+        (tmp_path / "base" / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(ConfigError, match="index.json is damaged"):
+            BaseWeights.open(tmp_path / "base")
 
 
 def test_a_file_may_have_a_tied_tensor_under_both_names(tmp_path: Path) -> None:
@@ -360,19 +379,9 @@ def test_a_file_may_have_a_tied_tensor_under_both_names(tmp_path: Path) -> None:
     assert torch.equal(model.get_output_embeddings().weight, whole["model.embed_tokens.weight"])  # type: ignore[operator]
 
 
-def test_a_node_has_its_own_folder_or_lets_the_run_name_one_or_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_has_its_own_folder_or_lets_the_run_name_one() -> None:
     hf = HfConfig(base="/data/base")
     assert locate(hf, NodeConfig(base="/mine")) == Path("/mine")
     assert locate(hf, NodeConfig(files=True)) == Path("/data/base")
     with pytest.raises(ConfigError, match="in the folder /data/base of each machine: say where this one has them"):
         locate(hf, NodeConfig())
-
-    def fetch(name: str, revision: str | None, allow_patterns: list[str]) -> str:
-        if name == "org/gone":
-            raise OSError("404 Client Error\nand more")
-        return f"/cache/{name}/{revision}"
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    assert locate(HfConfig(base="hf://org/name@main"), NodeConfig()) == Path("/cache/org/name/main")
-    with pytest.raises(ResourceError, match="hf://org/gone: 404 Client Error; or give a folder that has them"):
-        locate(HfConfig(base="hf://org/gone"), NodeConfig())

@@ -1,6 +1,7 @@
 """The coordinator's page is read to its end, and what is no such page is said."""
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -73,6 +74,10 @@ def test_what_is_no_coordinators_page_is_said(page: str, monkeypatch: pytest.Mon
         fetch(page)
     with pytest.raises(Unreachable, match="does not answer as a coordinator's page"):
         is_finished(page, 1)
+    for tokens in (math.inf, math.nan, -1.0):
+        monkeypatch.setitem(RECORDS[0], "contributors", {"n1": tokens})
+        with pytest.raises(Unreachable, match="does not answer as a coordinator's page"):
+            fetch(page)
     with pytest.raises(Unreachable, match="is it running"):
         fetch("http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="not an http:// URL"):

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from tokenized import END_OF_TEXT
 
@@ -80,7 +81,11 @@ def test_the_harness_is_asked_for_what_was_given_and_never_runs_a_models_code(
         "harness": "lm_eval 0.4.99",
     }
     assert harness.included == "/tasks" and harness.asked["model_args"]["trust_remote_code"] is False
-    assert (harness.asked["limit"], harness.asked["num_fewshot"], harness.asked["device"]) == (4, 2, None)
+    assert (harness.asked["limit"], harness.asked["num_fewshot"], harness.asked["device"]) == (
+        4,
+        2,
+        "cuda" if torch.cuda.is_available() else "cpu",
+    )
     assert "riddles  acc 0.2500, acc_norm,strict 0.5000" in call(model, "--tasks", "riddles").stdout
 
 
@@ -108,3 +113,8 @@ def test_what_is_missing_is_said_before_the_harness_is_loaded(
     (model / "config.json").unlink()
     assert "has no config.json" in str(refusal(model))
     assert isinstance(refusal(model / "model.safetensors"), ConfigError)
+
+
+def test_adapters_are_told_how_they_are_evaluated(model: Path) -> None:
+    (model / "config.json").rename(model / "adapter_config.json")
+    assert f"pretrained=BASE,peft={model}" in str(refusal(model))

@@ -15,20 +15,23 @@ import torch
 from click.testing import CliRunner, Result
 from data_sets import web_server
 from safetensors.torch import load_file, save_file
-from states import RUN, TINY, Node, filled
+from states import RUN, TINY, Node, filled, layout_for
 from tokenized import END_OF_TEXT, TEXT, data_set, tokenizer_json
 
 from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.saved_run import SavedRun
 from atoll.node.export import folder as folders
 from atoll.node.export import tokenizer as tokenizers
+from atoll.node.export.card import CardFacts
+from atoll.node.export.card import card as card_text
 from atoll.node.export.command import export, parse_size
 from atoll.node.export.folder import FolderExporter, FolderOptions
 from atoll.node.export.model_files import ModelFiles, TensorNaming
 from atoll.node.export.tokenizer import DataSource
-from atoll.node.export.weights import WeightDtype, split_into_files, to_bf16
+from atoll.node.export.weights import StateFacts, WeightDtype, read_facts, split_into_files, to_bf16
 from atoll.node.trainer.model import build, init_parameters
 
 VOCAB = 280
@@ -100,6 +103,21 @@ def test_transformers_loads_model_and_tokenizer_from_the_folder(tmp_path: Path, 
         expected, found = model(encoded[:, :16]), theirs.float()(encoded[:, :16]).logits
     assert expected.abs().max() > 1 and (found - expected).abs().max() < 1e-4
     GenerationConfig.from_pretrained(out)
+
+
+def test_a_model_of_no_family_of_transformers_is_refused_and_exported_under_its_own_names(tmp_path: Path) -> None:
+    model = replace(TINY, qk_norm=True, qkv_bias=True)
+    node = filled(tmp_path / "node", 1, about=RunManifest(replace(RUN, model=model)))
+    said = refusal(node.state_dir, tmp_path / "out")
+    assert "has this model's qk_norm=True, qkv_bias=True" in said and "export it with --layout names" in said
+    assert not (tmp_path / "out").exists()
+    call(node.state_dir, tmp_path / "out", "--dtype", "fp32", "--layout", "names")
+    anchor, momentum = np.zeros((2, model.n_params), np.float32)
+    InitialStateLoader(layout_for(model), model, anchor, momentum).load(str(tmp_path / "out"), True)
+    assert anchor.tobytes() == node.anchor().tobytes()
+    other = replace(model, norm_eps=1e-3)
+    with pytest.raises(ConfigError, match="config.json says norm_eps="):
+        InitialStateLoader(layout_for(other), other, anchor, momentum).load(str(tmp_path / "out"), True)
 
 
 def test_what_is_in_one_file_and_in_several_is_the_same(tmp_path: Path) -> None:
@@ -212,8 +230,13 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
     )
     path.write_text("[]")
     assert "is not a JSON object" in refusal(node.state_dir, out, "--tokenizer", str(path))
-    path.write_text('{"model": {"vocab": {}}}')
-    assert "is not a tokenizer of the tokenizers library" in refusal(node.state_dir, out, "--tokenizer", str(path))
+    path.write_text("[" * 100_000)
+    assert "is not JSON" in refusal(node.state_dir, out, "--tokenizer", str(path))
+    endless = '{"model": {"vocab": {}}, "added_tokens": [{"content": "a", "id": 1e400}]}'
+    for text in ('{"model": {"vocab": {}}}', endless):
+        path.write_text(text)
+        said = refusal(node.state_dir, out, "--tokenizer", str(path))
+        assert "is not a tokenizer of the tokenizers library" in said
     assert "give a tokenizer.json" in refusal(node.state_dir, out, "--tokenizer", str(tmp_path / "none"))
     assert not out.exists()
 
@@ -251,6 +274,64 @@ def test_the_card_says_what_the_commit_records_know(tmp_path: Path) -> None:
         node.state_dir, tmp_path / "other", "--rounds", str(records)
     )
     assert not (tmp_path / "other").exists() and not list(tmp_path.glob("*.new"))
+
+
+def test_without_commit_records_the_card_has_no_figures_of_another_round(tmp_path: Path) -> None:
+    node, out = filled(tmp_path / "node", 5), tmp_path / "out"
+    done = call(node.state_dir, out)
+    assert "give --coordinator URL" in done.stderr
+    facts = read_facts(out / "model.safetensors")
+    assert facts["tokens_round"] != facts["round"] == "5", "the newest snapshot is of an earlier round"
+    assert "| Rounds | 5 |" in (card := (out / "README.md").read_text()) and "| Tokens |" not in card
+
+
+def test_the_card_names_what_the_run_began_with(tmp_path: Path) -> None:
+    model = replace(TINY, max_positions=4096)
+
+    def card(name: str, init_from: str, *arguments: str) -> tuple[str, str]:
+        node = filled(tmp_path / name, 1, about=RunManifest(replace(RUN, model=model, init_from=init_from)))
+        done = call(node.state_dir, tmp_path / f"{name}-out", *arguments)
+        return (tmp_path / f"{name}-out" / "README.md").read_text(), done.stderr
+
+    text, said = card("hub", "hf://reef/base@v1", "--license", "apache-2.0")
+    assert 'base_model: "reef/base"\n' in text and "| Begun with | reef/base |" in text and "--base" not in said
+    assert 'license: "apache-2.0"\n' in text
+    assert "| Sequences | trained on 16 tokens each; the model takes up to 4,096 |" in text
+    text, said = card("folder", "/home/ada/secret")
+    assert "which have no public name" in text and "base_model" not in text and "give --base ORG/NAME" in said
+    assert "secret" not in text
+    text, said = card("named", "/home/ada/secret", "--base", "reef/base")
+    assert 'base_model: "reef/base"\n' in text and "--base" not in said
+    text, said = card("random", "")
+    assert "Begun with" not in text and "--base" not in said
+    node = filled(tmp_path / "node", 1)
+    for option, value in (("--base", "base"), ("--license", "The Apache License\nx: y")):
+        assert f"{option} is " in refusal(node.state_dir, tmp_path / "none", option, value)
+
+
+def test_generation_ends_where_a_turn_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    node, _ = trained(tmp_path / "node")
+    (theirs := tmp_path / "theirs").mkdir()
+    chat = json.loads(tokenizer_json(VOCAB - 1))
+    turn = {"id": VOCAB - 1, "content": "<|im_end|>", "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    chat["added_tokens"].append(turn | flags)
+    (theirs / "tokenizer.json").write_text(json.dumps(chat))
+    (theirs / "chat_template.jinja").write_text("{{ messages[0].content }}<|im_end|>")
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"eos_token": END_OF_TEXT}))
+    call(node.state_dir, tmp_path / "out", "--tokenizer", str(theirs))
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [0, VOCAB - 1]
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == END_OF_TEXT
+
+
+def test_a_plugins_card_names_it_and_its_package() -> None:
+    run = replace(RUN, model=replace(TINY, plugin="reef"), plugin_packages=["reef-models==1.2"])
+    packages = folders.plugin_packages(run)
+    state, model = StateFacts("r", "ab", 1, 2, 1), ModelFiles((), {}, False)
+    facts = CardFacts(run, state, model, WeightDtype.BF16, 1, packages=packages)
+    assert "the plugin reef (reef\\-models==1\\.2)" in card_text(facts)
 
 
 def test_an_export_is_replaced_if_that_is_said_and_nothing_else_is(tmp_path: Path) -> None:
@@ -340,6 +421,15 @@ def test_names_of_nodes_do_nothing_in_the_card(tmp_path: Path) -> None:
     FolderExporter(node.state_dir, records=lambda: records).export(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| \\[x\\]\\(http\\://evil\\)\\|\\<img\\> \\# head | 5 | 41.7 % |" in card
+    hostile = CardFacts(
+        replace(RUN, name="x\n---\n# run"),
+        StateFacts("x\n# run", "ab", 1, 2, 1),
+        ModelFiles((), {"architectures": ["A`\n# arch<img>"]}, True),
+        WeightDtype.BF16,
+        1,
+    )
+    lines = card_text(hostile).splitlines()[8:]  # behind the front matter
+    assert not [line for line in lines if line.startswith(("---", "# run", "# arch"))]
     assert f"| {'a' * 80} | 4 |" in card and "| n3 | 3 | 25.0 % |" in card
 
 

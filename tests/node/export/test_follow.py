@@ -1,6 +1,8 @@
 """A job beside a node exports each Nth round once, however often it is killed."""
 
 import asyncio
+import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -122,6 +124,53 @@ def test_a_folder_with_exports_of_another_run_is_refused(tmp_path: Path) -> None
     follower(one, tmp_path / "out", []).look()
     with pytest.raises(ConfigError, match="exports of another run"):
         follower(other, tmp_path / "out", []).look()
+
+
+@pytest.mark.parametrize("content", ["notes.txt", "model.safetensors", ""])
+def test_what_is_no_export_is_neither_counted_nor_removed(tmp_path: Path, content: str) -> None:
+    node, theirs = filled(tmp_path / "node", 8), tmp_path / "out" / "round-000001"
+    theirs.mkdir(parents=True)
+    if content:
+        (theirs / content).write_bytes(b"theirs")
+    with pytest.raises(ConfigError, match="round-000001 .*give --out another folder"):
+        follower(node, tmp_path / "out", [], keep=1).look()
+    assert names(tmp_path / "out") == ["round-000001"] and len(list(theirs.iterdir())) == bool(content)
+
+
+def test_a_folder_of_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    node, out = filled(tmp_path / "node", 4), tmp_path / "out"
+    (out / "round-000000000002").mkdir(parents=True)  # as a run's store has them
+    assert not follower(node, out, [], keep=1).look()
+    assert names(out) == ["round-000000000002", "round-000004"]
+
+
+def test_what_a_killed_job_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, out = filled(tmp_path / "node", 4), tmp_path / "out"
+    (out / "round-000002.0123abcd.new").mkdir(parents=True)  # of which it was removed
+    follower(node, out, [], keep=1).look()
+    assert names(out) == ["round-000004"]
+
+
+def test_each_trouble_is_said_once_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, out, said = filled(tmp_path / "node", 2), tmp_path / "out", list[str]()
+    follower(node, out, []).look()
+    asyncio.run(node.commit(*range(3, 21)))
+    left = itertools.count(1 << 20, -(1 << 16))
+    job = follower(node, out, said)
+    job.exporter = FolderExporter(node.state_dir, room=lambda _: next(left))
+    monkeypatch.setattr("atoll.node.export.folder.SMALL_FILES_BYTES", 1 << 40)
+    job.look()
+    assert any("no longer on the node's disk" in line for line in said)
+    assert any("the disk has 1.0 MB for it" in line for line in said)
+    count = len(said)
+    job.look()
+    job.look()
+    assert len(said) == count
+    monkeypatch.undo()
+    job.exporter, job.keep = FolderExporter(node.state_dir), 1
+    monkeypatch.setattr("atoll.node.export.follow.remove_folder", lambda path: os.rmdir(path))
+    job.look()
+    assert sum("cannot be removed: Directory not empty" in line for line in said) > 0
 
 
 def test_what_cannot_be_sent_is_said_once_and_sent_later(tmp_path: Path) -> None:

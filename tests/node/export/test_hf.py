@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from hf_models import lora, run_of, tiny_qwen
 from safetensors.torch import load_file
 from states import Node
+from tokenized import END_OF_TEXT, tokenizer_json
 from torch import Tensor, nn
 
 from atoll.comm.config.hf import HfConfig, read_config
@@ -52,8 +53,8 @@ def saved(folder: Path, hf: HfConfig) -> nn.Module:
     return model.eval()
 
 
-def write(node: Path, out: Path, *arguments: str) -> None:
-    CliRunner().invoke(export, [str(node), "--out", str(out), *arguments], catch_exceptions=False)
+def write(node: Path, out: Path, *arguments: str) -> str:
+    return CliRunner().invoke(export, [str(node), "--out", str(out), *arguments], catch_exceptions=False).output
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -77,12 +78,34 @@ def test_adapters_are_a_folder_that_peft_loads_and_a_file_that_a_run_begins_with
     loaded = PeftModel.from_pretrained(base, tmp_path / "out").eval()
     assert (logits(loaded) - expected).abs().max() < 1e-5
 
-    write(tmp_path / "node", tmp_path / "file" / "adapters.safetensors", "--dtype", "fp32")
+    written = (tmp_path / "out" / "adapter_config.json").read_text()
+    assert json.loads(written)["base_model_name_or_path"] is None and str(tmp_path) not in written
+    assert "PeftModel.from_pretrained(base, " in (tmp_path / "out" / "README.md").read_text()
+    (theirs := tmp_path / "tokenizer").mkdir()
+    (theirs / "tokenizer.json").write_bytes(tokenizer_json(280))
+    (theirs / "tokenizer_config.json").write_text(json.dumps({"eos_token": END_OF_TEXT}))
+    said = write(tmp_path / "node", tmp_path / "named", "--base", "reef/base", "--tokenizer", str(theirs))
+    assert json.loads((tmp_path / "named" / "generation_config.json").read_text()) == {"eos_token_id": 0}
+    assert json.loads((tmp_path / "named" / "adapter_config.json").read_text())["revision"] is None
+    assert 'base_model: "reef/base"' in (card := (tmp_path / "named" / "README.md").read_text())
+    assert "AutoPeftModelForCausalLM" in card and "give --base" not in said
+
+    said = write(tmp_path / "node", tmp_path / "file" / "adapters.safetensors", "--dtype", "fp32")
+    assert str(tmp_path / "base") not in said
     assert load_file(tmp_path / "file" / "adapters.safetensors").keys() == dict(layout_of(model).shapes).keys()
     with pytest.raises(
         ConfigError, match="transformers' Qwen2ForCausalLM, the llama layout is of the built-in model"
     ):
         write(tmp_path / "node", tmp_path / "file" / "model.safetensors", "--layout", "llama", "--overwrite")
+
+
+@pytest.mark.parametrize("named", [None, "Qwen2ForCausalLM", 5])
+def test_a_config_without_a_list_of_architectures_is_exported(tmp_path: Path, named: object) -> None:
+    tiny_qwen(tmp_path / "base", **SIZES)
+    content = json.loads(read_config(str(tmp_path / "base"))) | {"architectures": named}
+    saved(tmp_path / "node", HfConfig(config=json.dumps(content)))
+    write(tmp_path / "node", tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").is_file()
 
 
 def test_a_whole_model_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:

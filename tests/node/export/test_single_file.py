@@ -22,6 +22,7 @@ from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.checkpoint import saved_run
+from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.run_manifest import RunManifest, path_of
 from atoll.node.export import single_file
 from atoll.node.export.command import export
@@ -191,6 +192,26 @@ def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
     assert "model.safetensors exists" in str(refusal(node.state_dir, tmp_path / "model.safetensors"))
     (tmp_path / "folder.safetensors").mkdir()
     assert "is a folder" in str(refusal(node.state_dir, tmp_path / "folder.safetensors"))
+
+
+def test_a_folder_that_is_no_nodes_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    said = refusal(tmp_path / "thesis", tmp_path / "model.safetensors")
+    assert isinstance(said, ConfigError) and "is no node's state directory" in str(said)
+
+
+def test_exports_of_other_names_each_have_their_own_config(tmp_path: Path) -> None:
+    node, other = filled(tmp_path / "node", 1), replace(TINY, norm_eps=1e-3)
+    another = filled(tmp_path / "another", 1, about=RunManifest(replace(RUN, model=other)))
+    call(node.state_dir, tmp_path / "one.safetensors")
+    call(another.state_dir, tmp_path / "two.safetensors")
+    assert {path.name for path in tmp_path.glob("*.json")} == {"one.config.json", "two.config.json"}
+    anchor, momentum = np.zeros((2, TINY.n_params), np.float32)
+    layout = layout_for(TINY)
+    InitialStateLoader(layout, TINY, anchor, momentum).load(str(tmp_path / "one.safetensors"), True)
+    assert anchor.tobytes() == node.anchor().tobytes()
+    with pytest.raises(ConfigError, match="two.config.json says norm_eps"):
+        InitialStateLoader(layout, TINY, anchor, momentum).load(str(tmp_path / "two.safetensors"), True)
 
 
 def test_a_disk_without_room_is_said_and_nothing_is_left(tmp_path: Path) -> None:

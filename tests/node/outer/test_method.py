@@ -19,10 +19,10 @@ def test_radial_merges_are_of_matrices_and_embeddings_and_vectors_get_the_plain_
     parts = np.kron(np.ones((1, 3), np.float32), np.eye(4, dtype=np.float32) * np.float32(2))  # (members, 3 x 4)
     pieces = [(kind, slice(4 * i, 4 * i + 4)) for i, kind in enumerate(KINDS)]
     out, scratch = np.empty(12, np.float32), np.empty(12, np.float32)
-    merge_pieces(MergeName.RADIAL, pieces, list(parts), [0.25] * 4, out, scratch)
+    merge_pieces(OuterConfig(merge=MergeName.RADIAL), pieces, list(parts), [0.25] * 4, out, scratch)
     assert [norm(out[span]) for _, span in pieces] == pytest.approx([2.0, 1.0, 1.0])
     np.testing.assert_allclose(out, [1.0] * 4 + [0.5] * 8, rtol=1e-6)
-    merge_pieces(MergeName.MEAN, pieces, list(parts), [0.25] * 4, out, scratch)
+    merge_pieces(OuterConfig(), pieces, list(parts), [0.25] * 4, out, scratch)
     np.testing.assert_array_equal(out, [0.5] * 12)
 
 

@@ -21,7 +21,7 @@ from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import whole
 from atoll.outer_opt.tensors import TensorKind, with_offsets
-from atoll.outer_opt.weights import shares
+from atoll.outer_opt.weights import bounded, shares
 
 SHAPES = {"blocks.0.wq": (64, 40), "embed": (96, 40), "norm": (40,), "out": (40, 64)}
 TENSORS = with_offsets((f"{name}.weight", shape) for name, shape in SHAPES.items())
@@ -53,7 +53,7 @@ def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, we
         simulated.commit(found)
 
         parts = shares(method.weigh([c.tokens for c in found], steps), clip_factors([norm(x) for x in decoded]))
-        length = sum(steps) / len(steps) / run.rounds.inner_steps
+        length = sum(bounded(steps, run.security.weight_bound)) / len(steps) / run.rounds.inner_steps
         for c in range(chunks.count):
             span, n = chunks.span(c), chunks.size(c)
             payloads = [np.empty(wire.size(n), np.uint8) for _ in deltas]
@@ -76,7 +76,7 @@ def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, we
 def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
     merge: MergeName, pattern: PatternName, tmp_path: Path
 ) -> None:
-    outer = OuterConfig(merge=merge, momentum_warmup=3, per_token=True)
+    outer = OuterConfig(clip=False, merge=merge, momentum_warmup=3, per_token=True)
     reduce = ReduceConfig(codec=CodecName.INT4, chunk=1024)
     run = RunConfig(outer=outer, reduce=reduce, fragments=FragmentsConfig(3, pattern))
     method, rng = build_method(run, TENSORS), np.random.default_rng(9)
@@ -105,7 +105,13 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
                 wire.encode(np.ascontiguousarray(delta[alone.span(i)]), payload)
             terms = [(k, payload, parts[k]) for k, payload in enumerate(payloads)]
             sealed = np.empty(sealing.size(alone.size(i), 2), np.uint8)
-            sealing.seal(i, terms, sum(steps) / 2 / run.rounds.inner_steps, alone.size(i), sealed)
+            sealing.seal(
+                i,
+                terms,
+                sum(bounded(steps, run.security.weight_bound)) / 2 / run.rounds.inner_steps,
+                alone.size(i),
+                sealed,
+            )
             state.apply(c, sealed)
         state.advance_unchanged(round_)
         state.finalize()
@@ -124,11 +130,25 @@ def test_chunks_know_what_they_have_of_each_tensor() -> None:
     assert sum(s.stop - s.start for chunk in pieces for _, s in chunk) == MODEL.numel
 
 
-def test_a_malformed_contribution_is_refused_by_its_place() -> None:
-    run = RunConfig(outer=OuterConfig(merge=MergeName.RADIAL), reduce=ReduceConfig(chunk=1024))
+@pytest.mark.parametrize("merge", MergeName)
+def test_a_malformed_contribution_is_refused_by_its_place(merge: MergeName) -> None:
+    run = RunConfig(outer=OuterConfig(merge=merge), reduce=ReduceConfig(chunk=1024))
     sealing = seal_format(run, MODEL)
     good = np.zeros(sealing.size(1024, 1), np.uint8)
     terms = [(3, good, 0.5), (7, good[:-1], 0.5)]
     with pytest.raises(UnusableContribution) as refused:
         sealing.seal(0, terms, 1.0, 1024, good.copy())
     assert refused.value.place == 7
+
+
+@pytest.mark.parametrize("merge", [MergeName.CENTERED, MergeName.TRIMMED])
+def test_robust_merges_need_no_model_and_bound_an_outlier(merge: MergeName) -> None:
+    run = RunConfig(outer=OuterConfig(merge=merge), reduce=ReduceConfig(codec=CodecName.FP32, chunk=1024))
+    rng = np.random.default_rng(1)
+    honest = [(1 + 0.1 * rng.standard_normal(1024)).astype("<f4") for _ in range(7)]
+    terms = [(i, x.view(np.uint8), 1 / 8) for i, x in enumerate([*honest, np.full(1024, -1e30, "<f4")])]
+    sealed = [np.empty(4096, np.uint8) for _ in range(2)]
+    seal_format(run).seal(0, terms, 1.0, 1024, sealed[0])
+    seal_format(run, MODEL).seal(0, terms, 1.0, 1024, sealed[1])
+    assert sealed[0].tobytes() == sealed[1].tobytes()
+    np.testing.assert_allclose(sealed[0].view("<f4"), 1, atol=0.3)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.comm.allreduce.delta_samples import DeltaSamples
 from atoll.comm.allreduce.sealing import mean_of
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
@@ -15,6 +16,7 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import Round
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
+from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import LEFT_OUT_MIX, Adopt, rebase
 from atoll.outer_opt.schedule import Constant
@@ -122,4 +124,23 @@ def test_work_in_fragments_whose_anchor_did_not_move_is_left_alone(tmp_path: Pat
     moved = chunks.fragment_slice(fragment)
     assert np.array_equal(vectors.local[moved], 0.5 * before[moved] + 0.5 * vectors.anchor[moved])
     assert np.array_equal(np.delete(vectors.local, moved), np.delete(before, moved))
+    vectors.close()
+
+
+def test_chunks_that_came_from_elsewhere_have_no_sample_of_what_a_round_sealed(tmp_path: Path) -> None:
+    vectors = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
+    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)))
+    outer.initialise()
+    outer.samples = samples = DeltaSamples(CODEC, CHUNKS)
+    deltas = [np.full(CHUNKS.size(c), 2.0 + c, np.float32) for c in range(2)]
+    for c in range(2):
+        outer.apply(c, deltas[c].tobytes())
+    found = [samples.get(c) for c in range(2)]
+    assert [s and s.norm for s in found] == [pytest.approx(norm(delta)) for delta in deltas]
+    outer.replace_chunk(0, 1, np.zeros(2 * CHUNKS.size(0), np.float32).tobytes())
+    assert samples.get(0) is None and samples.get(1) is found[1]
+    outer.apply(0, deltas[0].tobytes())
+    assert samples.get(0) is not None
+    outer.clear()
+    assert samples.get(0) is None and samples.get(1) is None
     vectors.close()

@@ -47,9 +47,8 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "optimizer, off", [(OptimizerName.ADAMW, 1e-4), pytest.param(OptimizerName.MUON, 0.05, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer, off", [(OptimizerName.ADAMW, 1e-4), (OptimizerName.MUON, 0.05)])
 def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
     optimizer: OptimizerName, off: float, tmp_path: Path
 ) -> None:
@@ -192,3 +191,13 @@ def test_the_outer_state_has_the_disk_first() -> None:
     assert DiskBudget.divide(100e6, n, adamw).inner == pytest.approx(50.8e6)  # moments, and copies of a round
     assert DiskBudget.divide(40e6, n, adamw) == DiskBudget(30e6, 10e6)
     assert DiskBudget.divide(100e6, n, OptimizerName.SGD).inner == pytest.approx(8.4e6)
+
+
+def test_what_is_being_written_stays_when_the_next_begins_and_what_a_killed_process_left_does_not(
+    tmp_path: Path,
+) -> None:
+    files = OptimizerFiles(tmp_path)
+    first, second = files.begin(1, 10), files.begin(2, 10)
+    assert first.is_dir() and second.is_dir()
+    third = OptimizerFiles(tmp_path).begin(3, 10)
+    assert not first.exists() and not second.exists() and third.is_dir()

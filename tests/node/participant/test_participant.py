@@ -171,6 +171,74 @@ tell(before)
     assert before[0] == before[1] != before[2] == before[3] != before[4] == before[-1]
 
 
+# A thread of gloo's may abort an interpreter that ends meanwhile (pytorch/pytorch#179291).
+END_OF_RANK = """
+import os
+dist.destroy_process_group()
+os._exit(0)
+"""
+
+UNEQUAL = (
+    """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+class Labelled(Numbers):
+    def __getitem__(self, index):
+        learned = index % 4 < 2 or sys.argv[2] == "pieces" and index % 4 == 2
+        return {"labels": torch.tensor([index % 7 if learned else -100])}
+def masked_mean(logits, labels):
+    mask = labels != -100
+    losses = nn.functional.cross_entropy(logits, labels.clamp(min=0), reduction="none")
+    return (losses * mask).sum() / mask.sum()  # 0/0, and so is its gradient
+loss_of = masked_mean if sys.argv[2] == "masked" else nn.functional.cross_entropy
+pieces = 2 if sys.argv[2] == "pieces" else 1
+model = nn.Linear(1, 7)
+wrapped = DistributedDataParallel(model)
+with participate(model, torch.optim.AdamW(model.parameters())) as run:
+    for batch in run.batches(Labelled(1000)):
+        total = 0.0
+        for labels in batch["labels"].flatten().chunk(pieces):
+            loss = loss_of(wrapped(torch.ones(len(labels), 1)), labels) / pieces
+            loss.backward()
+            total += loss.detach()
+        run.step(total)
+"""
+    + END_OF_RANK
+)
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("mean", marks=pytest.mark.long), "masked", pytest.param("pieces", marks=pytest.mark.long)]
+)
+def test_a_rank_without_a_token_to_learn_costs_no_step_but_where_its_gradient_is_not_finite_and_is_named_then(
+    how: str, tmp_path: Path
+) -> None:
+    """Of each batch the last two samples are rank 1's. torch's mean over no label is NaN, its gradient 0."""
+
+    async def story() -> None:
+        async with script(tmp_path / "node", UNEQUAL, small(), how, through=TORCHRUN) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            if how == "masked":
+                bad = await node.ask(order(1, 8, tokens=600), channel.BadArithmetic)
+                named = "rank 1 had no token to learn, and a loss of nan: the mean over nothing is 0/0, and so is"
+                assert bad.sentence.startswith(f"the gradients of 3 steps in a row were not finite: {named}")
+                assert node.told[1].startswith(f"the gradient of a step is not finite: {named}")
+            else:
+                ready = await node.ask(order(1, 8, tokens=600), channel.Ready)
+                assert (ready.steps, ready.samples, ready.skipped) == (8, 32, 0)
+                assert np.abs(node.local - node.anchor).max() > 1e-4
+                if how == "mean":
+                    assert 0.5 < ready.loss < 2.0 and len(node.told) == 1, "0 of rank 1, and the mean of both"
+                else:
+                    _, line = node.told  # it begins without the optimizer's moments
+                    assert line.startswith("the loss of rank 1 is nan, and the gradient is finite: where a piece")
+            await node.stop()
+
+    asyncio.run(story())
+
+
 def test_frozen_and_tied_parameters_several_optimizers_and_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
     """What requires no gradient is not in the flat vector, what is tied is there once, each optimizer steps, an
     evaluation leaves no trace, and a step whose gradient is not finite none either."""
@@ -226,7 +294,8 @@ tell([good, modes, model.frozen.tolist()])
     assert modes == [True] * len(modes) and len(modes) >= 5 and frozen == [3.0] * 5
 
 
-RANKS = """
+RANKS = (
+    """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -241,11 +310,13 @@ with participate(model, optimizer, data_parallel=(0, 1)) as run:
         run.step(loss)
 sys.argv[1] += str(rank)
 tell(seen)
-dist.destroy_process_group()
 """
+    + END_OF_RANK
+)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
+@pytest.mark.long
 def test_ranks_that_share_no_batch_have_all_of_it_each(tmp_path: Path) -> None:
     async def story() -> None:
         async with script(tmp_path / "node", RANKS, small(inner=FLAT), "alike", through=TORCHRUN) as node:
@@ -271,7 +342,8 @@ def test_ranks_whose_copies_of_the_parameters_went_apart_are_not_ready(tmp_path:
     asyncio.run(story())
 
 
-WAITING = """
+WAITING = (
+    """
 import time
 import torch.distributed as dist
 from atoll.node.participant.batches import RunTokens
@@ -290,10 +362,12 @@ with participate(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
         run.step(loss)
-dist.destroy_process_group()
 """
+    + END_OF_RANK
+)
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_for_data_is_no_hang_of_those_that_wait_for_it(tmp_path: Path) -> None:
     """Sample 27 is the second rank's, and long in coming: for longer than a step may take."""
     run = small(inner=InnerConfig(batch_size=4), members=MembersConfig(stall=5.0))

@@ -50,7 +50,7 @@ def test_a_trainer_killed_at_step_80_of_100_loses_the_steps_since_its_last_copy_
     async def story() -> None:
         async with launched(tmp_path / "steady", RUN) as node:
             await node.attach()
-            await node.ask(trainer_channel.Initialise(7), trainer_channel.Initialised)
+            await node.ask(trainer_channel.Initialise(1), trainer_channel.Initialised)
             await node.ask(first, trainer_channel.Ready)
             steady = await node.ask(ORDER, trainer_channel.Ready)
             anchor, whole = node.anchor.copy(), node.local.copy()

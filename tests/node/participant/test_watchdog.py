@@ -20,7 +20,7 @@ from atoll.node.participant.watchdog import StepWatchdog
 from atoll.node.trainer.launcher import set_environment
 from atoll.node.trainer_channel import Hello, Initialised, Progress, ToDaemon
 
-STALL = 20.0  # seconds; a collective times out after 10
+STALL = 20.0  # seconds; a collective times out after 10, a step after 12
 
 
 @pytest.mark.long
@@ -66,7 +66,9 @@ def test_a_rank_that_hangs_in_a_step_ends_the_trainer_with_the_stack_in_the_log_
     )
     asyncio.run(story())
     log = (tmp_path / "trainer.log").read_text()
-    assert "Timed out waiting 10000ms" in log and "in take_part" in log
+    # a collective's own, or the watchdog's where ranks wait for each other's data, which may take long
+    assert "Timed out waiting 10000ms" in log or "Timeout (0:00:12)!" in log
+    assert "in take_part" in log
 
 
 def test_a_step_that_does_not_end_ends_the_process_with_the_stacks_of_all_threads() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from trainers import DEADLINE, launched, order, small
 
 from atoll.comm import faults
-from atoll.comm.config.run import InnerConfig, RunConfig
+from atoll.comm.config.run import InnerConfig, OptimizerName, RunConfig
 from atoll.node import trainer_channel
 from atoll.node.config import Checkpointing, NodeConfig
 from atoll.node.data.source import open_source
@@ -122,6 +122,7 @@ for number in map(int, sys.argv[2:]):
 """
 
 
+@pytest.mark.long
 def test_a_search_that_is_stopped_by_its_operator_says_nothing_about_memory(tmp_path: Path) -> None:
     def searched(*signals: int) -> list[list[int]]:
         here = Path(__file__)
@@ -229,11 +230,14 @@ def test_evaluations_are_computed_in_micro_batches_too(tmp_path: Path, out_of_me
 # With processes
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_step_of_8_micro_batches_is_a_step_of_one(ranks: int, tmp_path: Path) -> None:
+    # Adam divides by what is next to nothing in some elements: there any two orders of summing differ.
+    sgd = InnerConfig(optimizer=OptimizerName.SGD, batch_size=8 * ranks, warmup_tokens=512, lr=0.1)
+
     async def stepped(micro_batch: int) -> NDArray[np.float32]:
         folder = tmp_path / str(micro_batch)
-        async with launched(folder, run_of(8 * ranks), ranks, micro_batch=micro_batch) as node:
+        async with launched(folder, small(inner=sgd), ranks, micro_batch=micro_batch) as node:
             await node.attach()
             await node.ask(trainer_channel.Initialise(7), trainer_channel.Initialised)
             one = trainer_channel.Train(1, 1, 1, 1, 512, 1, ((40, 8 * ranks),))
@@ -269,6 +273,7 @@ def test_a_node_of_one_rank_that_runs_out_of_memory_trains_on(
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_node_of_two_ranks_that_runs_out_of_memory_starts_again_with_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

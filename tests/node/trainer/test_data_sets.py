@@ -35,6 +35,7 @@ async def begun(node: Node) -> None:
     await node.ask(Initialise(7), Initialised)
 
 
+@pytest.mark.long
 def test_two_ranks_fetch_each_block_once_and_train_as_one_does_on_a_folder_of_its_own(
     tmp_path: Path, web: WebServer
 ) -> None:

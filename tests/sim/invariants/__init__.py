@@ -3,7 +3,15 @@ its subject; `check_written` says what is looked at after a write, the world and
 
 from typing import TYPE_CHECKING
 
+from sim.invariants.audits import only_liars_are_convicted
+from sim.invariants.charges import (
+    only_who_lied_of_a_norm_is_charged_with_it as only_who_lied_of_a_norm_is_charged_with_it,
+)
+from sim.invariants.charges import (
+    only_whose_delta_was_turned_is_an_outlier as only_whose_delta_was_turned_is_an_outlier,
+)
 from sim.invariants.commits import check_commit, no_fragment_has_a_step_twice, the_digest_is_the_logs
+from sim.invariants.conduct import decisions_are_made_once_and_of_liars, the_journal_has_every_decision
 from sim.invariants.endings import the_run_ends, the_run_goes_on
 from sim.invariants.ledgers import check_ledger
 from sim.invariants.members import (
@@ -51,6 +59,7 @@ from sim.invariants.streams import (
     a_stream_takes_no_other_with_it,
     nodes_are_told_of_views_that_they_lack,
     reasons_are_shown_soon,
+    rosters_are_the_views,
     streams_show_the_state,
     who_has_a_stream_is_connected,
 )
@@ -83,11 +92,13 @@ __all__ = [
     "only_who_can_is_to_evaluate",
     "reasons_are_shown_soon",
     "replay_gives_what_was_durable",
+    "rosters_are_the_views",
     "sealed_bytes_are_the_logs",
     "states_go_forward",
     "steps_ahead_are_kept",
     "steps_ahead_are_the_next_ones",
     "streams_show_the_state",
+    "the_journal_has_every_decision",
     "the_journal_has_every_record",
     "the_late_are_out",
     "the_run_ends",
@@ -103,6 +114,9 @@ def check_written(world: "World", before: State, batch: Batch) -> None:
     if void := [record for record in batch.records if record.void]:
         only_what_nobody_can_bring_is_void(world, before, batch, void)
     never_backwards(world, before, batch)
+    if batch.decisions:
+        decisions_are_made_once_and_of_liars(world, batch)
+    only_liars_are_convicted(world, batch)
     if len(batch.entries) == 1:  # else the quorum may be lost again by the next one
         rounds_close_at_a_quorum(before, after)
     no_round_waits_for_suspects(after)

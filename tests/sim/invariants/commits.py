@@ -65,14 +65,18 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
     truth, k, sample = world.truth, record.round, world.config.model.seq_len
     base = truth.states[k - 1]
     means, entries, grid = _means(world, record), truth.entries[k], world.chunks(k)
-    counts = Counts(world.config, entries)
+    counts = Counts(world.config, entries, truth.hurried)
     parts, most = Counter[NodeId](), Counter[NodeId]()
     for c, (payload, mean) in enumerate(means):
         hold(mean.chunk == c, f"the bytes of chunk {mean.chunk} of round {k} are committed as chunk {c}")
         nodes = [x.node for x in mean.contributions]
         hold(len(set(nodes)) == len(nodes), f"a node is twice in chunk {c} of round {k}: {nodes}")
-        real = tuple(counts.of(x.node, len(x.samples), counts.behind(x)) for x in mean.contributions)
-        hold(real == mean.weights, f"chunk {c} of round {k} was weighed {mean.weights} for {real}")
+        real = tuple(
+            counts.of(x.node, len(x.samples), counts.behind(x) - counts.untimely(x)) for x in mean.contributions
+        )
+        as_told = [counts.is_as_told(x) for x in mean.contributions]
+        right = all(a == b for a, b, told in zip(real, mean.weights, as_told, strict=True) if told)
+        hold(right, f"chunk {c} of round {k} was weighed {mean.weights} for {real}")
         hold(mean.length == counts.length, f"chunk {c} of round {k} has the length {mean.length}")
         listed = {
             tuple(entries[i].node for i in places(inputs))
@@ -81,9 +85,11 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
         }
         hold(listed == {tuple(nodes)}, f"chunk {c} of round {k} has {nodes}, its seal lists {listed}")
         for x in mean.contributions:
+            told = f"{x.node} is in chunk {c} of round {k}, {x.times:g} times longer than it told"
+            hold(x.times == 1 or not counts.config.outer.clip or counts.is_seen_through(x), told)
             hold(x.base == base or x.node in truth.flipped, f"{x.node} has steps on another state in round {k}")
             parts[x.node] += grid.size(c)
-            most[x.node] = max(most[x.node], len(x.samples))
+            most[x.node] = max(most[x.node], len(x.samples) - counts.untimely(x))
     hold(parts.keys() == record.contributors.keys(), f"round {k} has {parts}, the record {record.contributors}")
     for node, tokens in record.contributors.items():
         exact = most[node] * sample * parts[node] / grid.numel
@@ -102,14 +108,18 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
 class Counts:
     """What contributions to a round are to count, by those of its first attempt."""
 
-    def __init__(self, config: RunConfig, entries: tuple[Entry, ...]) -> None:
+    def __init__(self, config: RunConfig, entries: tuple[Entry, ...], hurried: set[NodeId]) -> None:
+        """`hurried`: who was once not believed; other fragments' samples of theirs are known for fewer."""
+        self.hurried = hurried
+        self.few = len({e.node for e in entries}) < 3
         first = min(entry.since for entry in entries)
         founders = [e.contribution for e in entries if e.since == first and e.contribution is not None]
         self.config, self.batch, self.entries = config, config.inner.batch_size, entries
-        behind = [c.samples + c.earlier for c in founders]
+        behind = [c.samples + c.earlier - c.untimely for c in founders]
+        self.weights, self.bound = self._raw(behind), config.security.weight_bound
         steps = [n / self.batch for n in behind]
+        steps = [min(n, self.bound * median(steps)) for n in steps]
         self.length = sum(steps) / len(steps) / config.rounds.inner_steps if config.outer.per_token else 1.0
-        self.weights = self._raw(behind)
         norms = sorted(c.norm for c in founders)
         self.limit = norms[(len(norms) - 1) // 2]
 
@@ -117,14 +127,30 @@ class Counts:
         """Weight and scale of a delta with steps on so many samples behind it, `samples` of them not committed."""
         (weight,) = self._raw([behind])
         if self.config.outer.weights is WeightName.QUALITY:
-            weight = min(weight, 4 * median(self.weights))
+            weights = [min(w, 4 * median(self.weights)) for w in self.weights]
+            weight = min(weight, 4 * median(self.weights), self.bound * median(weights))
+        weight = min(weight, self.bound * median(self.weights))
         own = norm(node, samples)
         return weight, self.limit / own if self.config.outer.clip and own > self.limit else 1.0
+
+    def is_as_told(self, x: Contribution) -> bool:
+        """Whether it counts by the norm that its node told."""
+        told = norm(x.node, len(x.samples))
+        return all(e.contribution.norm <= told for e in self.entries if e.node == x.node and e.contribution)
+
+    def is_seen_through(self, x: Contribution) -> bool:
+        """Whether it counts by a norm that others saw, or nobody else saw enough of it."""
+        return not self.is_as_told(x) or self.few
+
+    def untimely(self, x: Contribution) -> int:
+        """Samples that count for nothing, as there was no time for their steps."""
+        told = (e.contribution for e in self.entries if e.node == x.node)
+        return max(c.untimely for c in told if c is not None and c.samples == len(x.samples))
 
     def behind(self, x: Contribution) -> int:
         """Samples that are behind it."""
         known = max(e.contribution.earlier for e in self.entries if e.node == x.node and e.contribution)
-        return min(known + len(x.samples), len(x.behind)) if x.vague else len(x.behind)
+        return min(known + len(x.samples), len(x.behind)) if x.vague or x.node in self.hurried else len(x.behind)
 
     def _raw(self, samples: list[int]) -> list[float]:
         tokens = [float(n * self.config.model.seq_len) for n in samples]

@@ -1,9 +1,11 @@
 """The ledger of a round."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.invariants.violation import hold
+from sim.truth import norm
 
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import State
@@ -25,8 +27,12 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
     truth, r = world.truth, state.round
     here = state.members.here
     for node, c in r.ledger.contributions.items():
+        if c.untimely:
+            truth.hurried.add(node)
         hold(c.front == state.leases.by_node[node][0][0], f"the work of {node} is of another lease")
-        ready = ev.ContributionReady(node, here[node].life, r.number, replace(c, life=0, earlier=0))
+        seen = node in truth.framed.get(r.number, ()) or (node, r.number) in truth.outsized or r.doubted
+        told = replace(c, norm=norm(node, c.samples)) if seen else c  # it may count by what others saw
+        ready = ev.ContributionReady(node, here[node].life, r.number, replace(told, life=0, earlier=0, untimely=0))
         hold(ready in truth.said, f"{node} never said that it is ready with {c.samples} samples")
     for node, held in r.completions.items():
         right = held.fence.round == r.number and (node not in here or held.life == here[node].life)
@@ -35,7 +41,7 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
         hold(held.fence.attempt >= newest, f"{node} holds {held.fence}, but chunks have owners since {newest}")
     if r.plan is not None:
         for orphans in r.plan.orphans.values():
-            right = orphans in truth.said and orphans.fence == r.plan.fence
+            right = orphans.fence == r.plan.fence and (orphans in truth.said or _told(orphans, truth.said))
             hold(right, f"{orphans.node} did not tell its orphans of {r.plan.fence}")
         for node, chunks in r.plan.missing_chunks.items():
             said = node in here and ev.ChunksMissing(node, here[node].life, r.plan.fence, chunks) in truth.said
@@ -58,7 +64,7 @@ def attempts_continue(world: "World", state: State) -> None:
     hold(len(set(alive)) == len(alive), f"a member has two places: {alive}")
     for c, (owner, since) in enumerate(zip(ledger.owners, ledger.since, strict=True)):
         first = truth.owners.setdefault((r.number, since, c), owner)
-        hold(owner == first, f"chunk {c} of {r.number}/{since} is owned by {first} and by {owner}")
+        hold(owner in (first, None), f"chunk {c} of {r.number}/{since} is owned by {first} and by {owner}")
 
 
 def seals_are_their_owners(world: "World", before: State, after: State) -> None:
@@ -68,18 +74,20 @@ def seals_are_their_owners(world: "World", before: State, after: State) -> None:
         if c not in was.sealed:
             owner, since = was.owners[c], was.since[c]
             first = None if owner is None else world.truth.seals.get((owner, k, since, c))
-            foretold = owner and (owner, k, since, c, seal.digest, seal.inputs) in world.truth.foretold
-            right = (seal.digest, seal.inputs) == first or foretold
+            inputs = seal.inputs.rstrip(b"\0")  # there may be more places by now
+            foretold = owner and (owner, k, since, c, seal.digest, inputs) in world.truth.foretold
+            right = (seal.digest, inputs) == first or foretold
             hold(bool(right), f"chunk {c} of {k}/{since} is sealed otherwise than {owner} did first")
         else:
             hold(was.sealed[c] == seal, f"chunk {c} of round {k} is sealed anew")
     for c in was.sealed.keys() - is_.sealed.keys():
-        hold(not is_.owners or is_.since[c] > was.since[c], f"chunk {c} of round {k} is not sealed any more")
+        reopened = not is_.owners or is_.since[c] > was.since[c] or c in is_.reassigned
+        hold(reopened, f"chunk {c} of round {k} is not sealed any more")
 
 
 def orphans_go_to_who_holds_them(world: "World", before: State, after: State) -> None:
     """A sealed chunk gets another owner only if that told the ledger's digest of it, and is reopened only when
-    all members that can be dialled told that they do not have it."""
+    all members that can be dialled told that they do not have it, or with others over a norm found to be false."""
     was, is_, k = before.round.ledger, after.round.ledger, after.round.number
     plan = before.round.plan
     if plan is None or not was.orphans or not is_.owners or is_.attempt != was.attempt + 1:
@@ -91,7 +99,22 @@ def orphans_go_to_who_holds_them(world: "World", before: State, after: State) ->
         if c in is_.sealed and owner is not None:
             right = said.get(owner, {}).get(c) == digest
             hold(right, f"chunk {c} of round {k} is given to {owner}, which told {said}")
-        elif c not in is_.sealed:
+        elif c not in is_.sealed and not _norms_judged(before, after):
             leaves = {n for n in is_.members if before.members.here[n].leaf}
             nobody = all(n in said and (n in leaves or said[n].get(c) != digest) for n in is_.members)
             hold(nobody, f"chunk {c} of round {k} is reopened, though members told {said}")
+
+
+def _norms_judged(before: State, after: State) -> bool:
+    """Whether a false norm was found between two states: others are to look, its node is left out, or counts with
+    what was seen."""
+    was, is_ = before.round, after.round
+    norms, longer = ({n: c.norm for n, c in r.ledger.contributions.items()} for r in (was, is_))
+    raised = any(norm > norms[n] for n, norm in longer.items() if n in norms)
+    return raised or is_.doubted != was.doubted or is_.withdrawn != was.withdrawn
+
+
+def _told(orphans: ev.OrphansFound, said: Iterable[object]) -> bool:
+    """Whether all of this was said at once, and perhaps more, of chunks that are not as the ledger has them."""
+    same = (s for s in said if isinstance(s, ev.OrphansFound) and replace(s, here=orphans.here) == orphans)
+    return any(set(orphans.here) <= set(s.here) for s in same)

@@ -23,19 +23,21 @@ def only_what_nobody_can_bring_is_void(
 ) -> None:
     """A committed round is void only when nobody who is here, and heard, has its state, unless patience with those
     that come and go has run out twice. Where all disks work it is the newest one alone. The run goes on from the
-    state before."""
+    state before. Or its makers made different states."""
     truth, after, first, last = world.truth, batch.state, records[0].round, records[-1].round
     limit = 2 * len(records) * after.config.checkpoint.patience
     spent = before.lost_state is not None and batch.now >= before.lost_state.at + limit
     hold([r.round for r in records] == list(range(first, len(truth.roots) + 1)), f"void are {records}")
-    for node in world.living:
+    # nobody could tell which of its states was right; it is void at once where others have the one before
+    tied = before.tied or "made different states" in records[-1].reason
+    for node in () if tied else world.living:
         holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
         known = after.members.trusted(node.me) and after.members.here[node.me].life == node.control.life
         hold(
             spent or not (holds and known and not node.stopped),
             f"round {last} is void, though {node.me} has its state",
         )
-    for host in world.hosts.values():
+    for host in () if tied else world.hosts.values():
         back = host.gone or host.sick or host.disk is None or host.disk.state() != (last, truth.states[last])
         hold(back, f"round {last} is void, though the disk of {host.name} has its state")
     certain = not after.config.checkpoint.copies and all(h.disk is not None for h in world.hosts.values())

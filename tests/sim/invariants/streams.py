@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 from sim.invariants.violation import hold
 
 from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.view import common_view, node_view
 from atoll.coordinator.state_machine.state import State
+from atoll.node.control.roster import Roster
 
 if TYPE_CHECKING:
+    from sim.node import Node
     from sim.service import Service
 
 REASON_DELAY = 2.5  # seconds after which a reason must be shown
@@ -26,13 +29,14 @@ def streams_show_the_state(service: "Service", state: State) -> None:
         if member is not None and over:
             continue
         assert stream.latest is not None
-        common, shown, _ = stream.latest
+        common, shown = stream.latest.common, stream.latest.mine
         due = node_view(state, fresh, node)
         taken = due._replace(ready=shown.ready and due.ready, reached=shown.reached and due.reached)
         hold(shown == taken, f"{node} is shown {shown}, and not {due}")
         hold(common.facts == fresh.facts, f"{node} is shown other facts than the state's")
         hold(not due.lease or common.train == fresh.train, f"{node} is shown another order than the state's")
         hold(not due.planned or common.fence == fresh.fence, f"{node} is shown {common.fence}, not {fresh.fence}")
+        hold(common.admission.members == fresh.admission.members, f"{node} is shown other members than there are")
         late = late or common.head != fresh.head
     service.late_since = min(service.late_since, service.now) if late else inf
 
@@ -59,6 +63,12 @@ def nodes_are_told_of_views_that_they_lack(service: "Service", node: NodeId, ver
         hold(version > service.sent.get(node, 0), f"{node} has no stream, and is told that it has all views")
     elif stream.latest is not None:
         hold(version == stream.latest.version, f"{node} is told of view {version}, not {stream.latest.version}")
+
+
+def rosters_are_the_views(node: "Node", view: pb.View, roster: Roster) -> None:
+    """Whom a node accepts, pieced together from a stream's views, are the members that the latest one was of."""
+    due = node.world.truth.rosters[view.incarnation, view.version]
+    hold(roster.members == due, f"{node.me} accepts {sorted(roster.members)}, and there are {sorted(due)}")
 
 
 def a_stream_takes_no_other_with_it(stream: object, forgotten: object) -> None:

@@ -43,6 +43,7 @@ MUTATIONS = [
         X,
         "if not missing and self._complete_attempt != attempt and",
         "if not missing and self._complete_attempt < 0 and",
+        11,
     ),
     Mutation(
         "a life is taken for the one before",

@@ -7,8 +7,8 @@ MUTATIONS = [
     Mutation(
         "the last seal wins",
         C + "state_machine/ledger.py",
-        "            sealed.setdefault(chunk, Seal(digest, inputs))",
-        "            sealed[chunk] = Seal(digest, inputs)",
+        "        sealed.setdefault(chunk, entry)",
+        "        sealed[chunk] = entry",
         4,
     ),
     Mutation(
@@ -26,14 +26,15 @@ MUTATIONS = [
     Mutation(
         "a chunk with nobody's contribution is sealed",
         C + "state_machine/ledger.py",
-        "if owned and any(bit(inputs, i) for i, e in enumerate(ledger.entries) if e.contribution is not None):",
-        "if owned:",
+        " or not any(inputs := _of_contributors(ledger, inputs)):",
+        ":",
+        LEDGER,
     ),
     Mutation(
         "seals of other rounds count",
         C + "state_machine/reduce.py",
-        "    if event.fence.round != r.number:\n        return state\n    ledger = book.seal",
-        "    ledger = book.seal",
+        "    if event.fence.round != r.number:\n        return state\n    norms, since",
+        "    norms, since",
         31,
     ),
     Mutation(
@@ -92,6 +93,7 @@ MUTATIONS = [
         C + "state_machine/ledger.py",
         "if chunks.get(c) == sealed[c].digest]",
         "if c in chunks]",
+        LEDGER,
     ),
     Mutation(
         "an orphan that nobody holds stays sealed",

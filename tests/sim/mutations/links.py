@@ -37,8 +37,8 @@ MUTATIONS = [
     Mutation(
         "a late owner is asked for its own chunks alone",
         X,
-        "out += self.pull(c, source) or self.pull(c)\n",
-        "out += [SendFrame(source, FrameKind.WANT, c, self._chunks[c].since)]\n",
+        "out += self.pull(c, source) or self.pull(c) or self._exhaust(c)",
+        "out += [SendFrame(source, FrameKind.WANT, c, self._chunks[c].since)]",
         CONTROL,
     ),
     Mutation(

@@ -32,6 +32,13 @@ MUTATIONS = [
         5,
     ),
     Mutation(
+        "who has made state 0 makes it again",
+        N + "state_machine/step.py",
+        "    if view.initialise and isinstance(before, At) and before.round == view.committed and before.digest:",
+        "    if False:",
+        NODE,
+    ),
+    Mutation(
         "a node that rejoins does not say what it holds",
         N + "state_machine/step.py",
         "    if isinstance(state.outer, At):\n        out.append(ReportState",

@@ -67,8 +67,8 @@ MUTATIONS = [
     Mutation(
         "of seals that travel together one counts",
         C + "service/validation.py",
-        "for s in m.seals)",
-        "for s in m.seals[:1])",
+        "s.inputs[:MAX_MEMBER_BITMAP]) for s in m.seals)",
+        "s.inputs[:MAX_MEMBER_BITMAP]) for s in m.seals[:1])",
     ),
     Mutation(
         "who began from the anchor is not believed to have",

@@ -74,20 +74,21 @@ MUTATIONS = [
     Mutation(
         "a round commits before all hold it",
         C + "state_machine/reduce.py",
-        "    answered = len(r.completions)",
-        "    left = [n for n in left if n in r.completions] or left\n    answered = len(r.completions)",
+        "    answered, everywhere = len(r.completions)",
+        "    left = [n for n in left if n in r.completions] or left\n"
+        "    answered, everywhere = len(r.completions)",
     ),
     Mutation(
         "a round commits whatever its members hold",
         C + "state_machine/reduce.py",
-        "        if all(n in r.completions and r.completions[n].digest == root for n in left):\n",
-        "        if all(n in r.completions for n in left):\n",
+        "        everywhere = all(n in r.completions and r.completions[n].digest == root for n in left)\n",
+        "        everywhere = all(n in r.completions for n in left)\n",
     ),
     Mutation(
         "an attempt may take for ever",
         C + "state_machine/reduce.py",
-        "if now - plan_.opened_at > state.config.rounds.reduce_timeout:",
-        "if now - plan_.opened_at > 1e9:",
+        "and lateness.is_overdue(state, now):",
+        "and lateness.is_overdue(state, now - 1e9):",
         1,
     ),
     Mutation(
@@ -202,6 +203,7 @@ MUTATIONS = [
         C + "state_machine/disputes.py",
         "    if layered or not r.settled.issuperset(members):",
         "    if True:",
+        SCENARIOS,
     ),
     Mutation(
         "who was told which bytes differ is told again for ever",

@@ -52,8 +52,8 @@ MUTATIONS = [
     Mutation(
         "a coordinator that starts is no new incarnation",
         C + "service/group_commit.py",
-        "Started(self._machine.state.incarnation + 1)",
-        "Started(self._machine.state.incarnation)",
+        "Started(self._machine.state.incarnation + 1, nonce)",
+        "Started(self._machine.state.incarnation, nonce)",
     ),
     Mutation(
         "the grace after the coordinator's own silence is forgotten",
@@ -142,7 +142,7 @@ MUTATIONS = [
     Mutation(
         "a reason that was held back is not shown",
         C + "service/view_dispatch.py",
-        "                self.update_at = reason_at",
+        "                self.update_at = min(reason_at, list_at or reason_at)",
         "                pass",
     ),
     Mutation(
@@ -162,5 +162,87 @@ MUTATIONS = [
         C + "service/view_dispatch.py",
         "return stream.latest.version if",
         "return self._version if",
+    ),
+    # The doors
+    Mutation(
+        "members are judged while calls are refused",
+        C + "service/tick_schedule.py",
+        "self._judging_from = max(self._judging_from, now + members.RECONNECT_GRACE_SECONDS)",
+        "pass",
+        "tests/coordinator/service/test_tick_schedule.py",
+    ),
+    Mutation(
+        "a crowd from one address takes another one's place",
+        "comm/strangers.py",
+        "crowd = mine if len(mine) > self._limits.per_address else None",
+        "crowd = None",
+        "tests/comm/test_strangers.py",
+    ),
+    Mutation(
+        "who proves itself pays like a stranger",
+        "comm/strangers.py",
+        "            self._tokens.refund(address, now)",
+        "            pass",
+        "tests/comm/test_strangers.py",
+    ),
+    Mutation(
+        "one member's notes flush the others'",
+        C + "service/note_quota.py",
+        "if not self._buckets.take(node, now):",
+        "if False:",
+        "tests/coordinator/service/test_report_limits.py",
+    ),
+    Mutation(
+        "a report may name any number of chunks",
+        C + "service/report_limits.py",
+        "    if named > most:",
+        "    if False:",
+        "tests/coordinator/service/test_report_limits.py",
+    ),
+    Mutation(
+        "who is gone stays among those whose connections are accepted",
+        C + "service/admission_list.py",
+        "        message.gone.extend(before.keys() - self.members.keys())\n",
+        "",
+    ),
+    Mutation(
+        "who is new is not accepted by those who were there before",
+        C + "service/view_dispatch.py",
+        "    listed = common.admission is not old.admission",
+        "    listed = False",
+    ),
+    Mutation(
+        "a list of members follows on one that never came",
+        "node/control/roster.py",
+        "or new.since not in (0, self._version)",
+        "",
+    ),
+    Mutation(
+        "a member may come back with another key",
+        C + "service/sessions.py",
+        "if before.key not in (NO_KEY, key):",
+        "if False:",
+        "tests/coordinator/service/test_sessions.py",
+    ),
+    Mutation(
+        "a hello in another member's name is taken for its",
+        "comm/transport/key_ring.py",
+        "if not verify(public, signature, PURPOSE, nonce, pin.encode(), hello):",
+        "if False:",
+        "tests/comm/transport/test_identity.py",
+    ),
+    Mutation(
+        "the connections of who is put out stay",
+        "comm/transport/data_plane.py",
+        "            for link in list(self._accepted_of.get(node, ())):\n                link.close()\n",
+        "",
+        "tests/comm/transport/test_identity.py",
+    ),
+    Mutation(
+        "the key of the run stays when somebody is expelled",
+        C + "state_machine/conduct.py",
+        "expulsions=state.expulsions + 1",
+        "expulsions=state.expulsions",
+        "tests/coordinator/service/test_admission.py",
     ),
 ]

@@ -16,7 +16,9 @@ from atoll.comm.config.run import from_json
 from atoll.comm.ids import NodeId, Pin, Round, RunId
 from atoll.comm.invite import parse
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.key_ring import RunKey
 from atoll.node.control.client import ControlClient, NodeIdentity
 from atoll.node.outer.method import outer_schedule, seal_format
 from atoll.node.outer.shared_vectors import SharedVectors
@@ -50,10 +52,11 @@ class Joiner:
         self.view: pb.View | None = None
 
     async def join(self) -> None:
-        self.plane = await DataPlane.start("127.0.0.1:0", RunId(self._invite.run), NodeId("?"), b"", Nothing())
-        reply = await self.control.join(NodeIdentity("fetcher", self.plane.address, pin=self.plane.pin), 60.0)
+        run, key = RunId(self._invite.run), PrivateKey.generate()
+        self.plane = await DataPlane.start("127.0.0.1:0", run, NodeId("?"), b"", Nothing(), identity=key)
+        reply = await self.control.join(NodeIdentity("fetcher", self.plane.address, key=key), 60.0)
         self.run = from_json(reply.config)
-        self.plane.identify(NodeId(reply.node_id), reply.data_key)
+        self.plane.identify(NodeId(reply.node_id), RunKey(reply.data_key_number, reply.data_key))
 
     async def watch(self) -> None:
         async for view in self.control.watch():

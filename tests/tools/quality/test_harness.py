@@ -88,16 +88,16 @@ def test_figures_are_those_of_all_that_decides_them_and_of_nothing_else() -> Non
 
 
 def test_a_setting_that_is_newer_than_the_figures_must_have_its_default() -> None:
-    default, other = trial(BEST, 100, 1), trial(varied(BEST, "", "", "outer.clip=true"), 100, 1)
+    default, other = trial(BEST, 100, 1), trial(varied(BEST, "", "", "outer.damping=true"), 100, 1)
     older = told(default)
-    del older["run"]["outer"]["clip"]
+    del older["run"]["outer"]["damping"]
     assert default.is_told_by(older)
     assert not other.is_told_by(older)
     del older["real"]
     assert default.is_told_by(older)
     older["run"]["outer"]["gone"] = 1
     assert not default.is_told_by(older)
-    assert not RunConfig().outer.clip
+    assert not RunConfig().outer.damping
 
 
 def test_bars_are_bounds_of_the_mean() -> None:

@@ -1,0 +1,109 @@
+"""Strikes against the holders of keys: how heavy an offence is, how it is forgotten, and what it leads to. Pure.
+
+Each strike has a weight. The weights of a key add up, and halve every `HALF_LIFE_ROUNDS` committed rounds. Beyond
+one limit the key's node owns no chunks; beyond the next its work is not taken; beyond the last it is out until
+they have decayed. What may be nobody's fault (a slow machine, a bad link) never leads to the last of these,
+however often it happens: only false statements do.
+
+    weight   0 ------ 2.5 ------------ 5 -------------------- 10 ------------>
+             struck   owns no chunks   its work is not taken  out (for false statements)
+
+Who comes into quarantine anew before the earlier one is forgotten stays in it for longer: 20 committed rounds, 40,
+60; and who says what is not after a quarantine is out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from atoll.comm.evidence import Consequence, Evidence, Offence
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+
+HALF_LIFE_ROUNDS = 20  # committed rounds in which strikes halve
+OWNER_LIMIT = 2.5  # weight from which on a member owns no chunks
+CONTRIBUTOR_LIMIT = 5.0  # weight from which on its work is not taken
+EVICTION_LIMIT = 10.0  # weight of false statements from which on it is out
+FORGOTTEN = 0.05  # weight below which nothing is held against a key any more
+MAX_TROUBLE = 8 * CONTRIBUTOR_LIMIT  # weight of what may be nobody's fault, at most: 60 rounds of quarantine
+MAX_RECORDS = 10_000  # keys about which something is remembered, bans aside
+
+PROVEN = frozenset({Offence.FORGED_SEAL, Offence.FORGED_INPUT})  # who did it is banned
+FALSE_STATEMENTS = frozenset({Offence.FALSE_NORM, Offence.FALSE_CLAIM, Offence.FALSE_AUDIT})
+DOUBTFUL = frozenset({Offence.OUTLIER, Offence.ACCUSER})  # nobody is struck where most members are
+FALSE_STATEMENT_WEIGHT = 4.0  # one: it owns no chunks; two: its work is not taken; one more: it is out
+FALSE_WORK_WEIGHT = 2.5  # one: it owns no chunks; two: its work is not taken; never more
+TROUBLE_WEIGHT = 1.0  # three in a row: it owns no chunks; six: its work is not taken
+
+
+@dataclass(frozen=True, slots=True)
+class Strikes:
+    """The record of one key: the weights of its offences, and a ban."""
+
+    node: NodeId  # the latest under the key
+    as_of: int = 0  # committed rounds when the weights were these
+    lies: float = 0.0  # weight of false statements
+    trouble: float = 0.0  # weight of what may be nobody's fault
+    quarantines: int = 0  # how often it came into one since all was forgotten
+    latest: dict[Offence, int] = field(default_factory=dict)  # the last round of each offence
+    ban: Evidence | None = None
+
+    def weights(self, committed: int) -> tuple[float, float]:
+        """The weights (false statements, trouble) when so many rounds are committed."""
+        factor = decay(committed - self.as_of)
+        return self.lies * factor, self.trouble * factor
+
+    def consequence(self, committed: int) -> Consequence:
+        """The consequence of the strikes when so many rounds are committed."""
+        if self.ban is not None:
+            return Consequence.BANNED
+        lies, trouble = self.weights(committed)
+        if lies >= EVICTION_LIMIT:
+            return Consequence.EVICTED
+        if lies + trouble >= CONTRIBUTOR_LIMIT:
+            return Consequence.NO_CONTRIBUTOR
+        return Consequence.NO_OWNER if lies + trouble >= OWNER_LIMIT else Consequence.STRUCK
+
+    def forgotten(self, committed: int) -> bool:
+        """Whether nothing is held against the key any more."""
+        return self.ban is None and sum(self.weights(committed)) < FORGOTTEN
+
+
+def decay(rounds: int) -> float:
+    """The part of a strike's weight that is left after so many committed rounds: halves every `HALF_LIFE_ROUNDS`,
+    falls evenly in between. Exact on every machine, as a replay must be."""
+    halvings, rest = divmod(max(rounds, 0), HALF_LIFE_ROUNDS)
+    return 0.5 ** min(halvings, 1000) * (1.0 - 0.5 * rest / HALF_LIFE_ROUNDS)
+
+
+def strike(before: Strikes, evidence: Evidence, committed: int) -> Strikes:
+    """The strikes with this evidence added, when so many rounds are committed."""
+    if evidence.offence in PROVEN:
+        return replace(before, ban=before.ban or evidence, latest=_latest(before, evidence))
+    was, (lies, trouble) = before.consequence(committed), before.weights(committed)
+    quarantines = 0 if before.forgotten(committed) else before.quarantines
+    if evidence.offence in FALSE_STATEMENTS:
+        lies += FALSE_STATEMENT_WEIGHT * (1 + quarantines)
+    else:
+        trouble += FALSE_WORK_WEIGHT if evidence.offence is Offence.FALSE_WORK else TROUBLE_WEIGHT
+    free = was in (Consequence.STRUCK, Consequence.NO_OWNER)
+    if free and lies + trouble >= CONTRIBUTOR_LIMIT:
+        trouble = max(trouble, CONTRIBUTOR_LIMIT * 2**quarantines - lies) if quarantines else trouble
+        quarantines = min(quarantines + 1, 10)
+    trouble = min(trouble, MAX_TROUBLE)
+    latest = _latest(before, evidence)
+    return replace(before, as_of=committed, lies=lies, trouble=trouble, quarantines=quarantines, latest=latest)
+
+
+def _latest(before: Strikes, evidence: Evidence) -> dict[Offence, int]:
+    return before.latest | {evidence.offence: evidence.round}
+
+
+def remember(records: Mapping[str, Strikes], committed: int) -> dict[str, Strikes]:
+    """The records without those that are forgotten, and without the oldest beyond MAX_RECORDS; bans stay."""
+    left = {key: record for key, record in records.items() if not record.forgotten(committed)}
+    surplus = len(left) - MAX_RECORDS
+    if surplus > 0:
+        old = [key for key, record in left.items() if record.ban is None]
+        for key in old[:surplus]:
+            del left[key]
+    return left

@@ -1,0 +1,370 @@
+"""Audits of sealed chunks, before the commit: what was sealed is recomputed by members that the run draws. Pure.
+
+    sealed --drawn, in secret--> two members recompute it --both find what was sealed--> well
+                                           | anything else
+                                           v
+                             all able members recompute it --verdict--> it stands, or is void
+
+A draw follows from a nonce that no member knows, and from what was sealed: an owner cannot tell which of its
+chunks will be looked at. Auditors can be dialled and are not the owner. The commit waits for what was drawn; who
+does not answer in time is charged, and another is named in its place, with more time; for some rounds the silent
+one is named only where others are too few. How long an answer may take follows from what the round's exchange
+shows, so that a slow member has its time, and a silent one costs the round little.
+
+What an auditor says counts by what others can see of it (`audit_voices`):
+
+    proof         two contents of one chunk that a contributor signed; a receipt that its owner or relay signed and
+                  that does not hold, or two that differ: who signed is convicted, whoever says so
+    recomputed    the receipt holds, and the inputs come to something else than was sealed (or than a relay signed
+                  of its region): the majority of three voices or more convicts the owner (or the relay), or else
+                  those that said so were false
+    silence       who does not give an auditor what it asks for cannot be told from one whom that auditor slanders:
+                  the majority decides, and it costs strikes, but is no conviction
+
+Whatever does not come to "well" or "it stands" makes all seals of the owner in this round void: its chunks start
+anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong was ever applied.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from atoll.comm.digest import digest
+from atoll.comm.evidence import Evidence, Offence
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.audit_voices import (
+    Voice,
+    VoiceKind,
+    given_alike,
+    parties,
+    two_receipts,
+    voice_of,
+)
+from atoll.coordinator.state_machine.conduct import charge, identity, may_own
+from atoll.coordinator.state_machine.events import AuditReported, Effect, Note
+from atoll.coordinator.state_machine.state import Audit, Phase, RoundState, State, fail_attempt, order, with_round
+
+AUTO_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds, in 98 % of 20
+MIN_ABLE = 3  # members that can be dialled, for any audit
+AUDITORS = 2
+MIN_VOICES = 3  # for a conviction
+MIN_SECONDS = 3.0  # for an auditor's answer
+EXCHANGE_FACTOR = 4.0  # times the seconds in which the round's exchange moves as much
+MAX_BASE_SECONDS = 10.0  # for an answer, besides those of the transfer at SLOW_RATE
+SLOW_RATE = 0.5e6  # bytes a second at which an auditor that is slow fetches the inputs
+AUDITS_AT_ONCE = 4  # that a member works at; others wait
+REPORT_SECONDS = 1.0  # that an order and its answer may be on the way
+MAX_DOUBLINGS = 2  # of the time for an answer, with each in a row that does not come
+MUTE_ROUNDS = 5  # in which others are named before a member that was silent
+
+
+# Drawing
+
+
+def salt(state: State, members: Iterable[NodeId]) -> bytes:
+    """What contributions of a round are signed with that is planned for the first time, among these; empty: the
+    run has no audits, or not all of them have keys."""
+    here = state.members.here
+    if state.config.security.audits == 0 or not all(n in here and here[n].key for n in members):
+        return b""
+    r = state.round
+    return digest(b"salt", state.nonce, b"%d.%d" % (r.number, r.ledger.attempt))
+
+
+def draw(state: State, fresh: Sequence[int], now: float) -> State:
+    """Draw among the chunks that were sealed just now."""
+    r, asked = state.round, state.config.security.audits
+    if not r.salt:
+        return state
+    limit = (AUTO_PER_ROUND if asked is None else asked) / len(r.ledger.owners)
+    for c in fresh:
+        if _lot(state, b"draw", c) < limit and _can_be_audited(state, c):
+            seal, owner = r.ledger.sealed[c], r.ledger.owners[c]
+            assert owner is not None
+            seconds = _seconds(state, c, now)
+            audit = Audit(c, r.ledger.since[c], owner, seal.digest, seal.inputs, seconds)
+            state = _put(state, _name(state, audit, AUDITORS, now))
+    return state
+
+
+def _lot(state: State, what: bytes, c: int, node: str = "") -> float:
+    """A number in [0, 1) that nobody can foretell who does not know the nonce."""
+    r = state.round
+    sealed = r.ledger.sealed[c].digest
+    about = b"%d.%d.%s" % (c, r.ledger.since[c], node.encode())
+    return int.from_bytes(digest(what, state.nonce, r.salt, about, sealed), "big") / 2**128
+
+
+def _can_be_audited(state: State, c: int) -> bool:
+    """Whether all who contributed to the chunk, or summed for it, are there to be asked, and enough others to
+    ask."""
+    owner, seal = state.round.ledger.owners[c], state.round.ledger.sealed[c]
+    if owner is None or parties(state, c, seal.inputs) is None:
+        return False
+    able = _able(state)
+    return len(able) >= MIN_ABLE and len(able - {owner}) >= AUDITORS
+
+
+def _able(state: State) -> set[NodeId]:
+    """Members of the attempt that can audit."""
+    here, trusted = state.members.here, state.members.trusted
+    nodes = {e.node for e in state.round.ledger.entries if not e.gone}
+    sound = {n for n in nodes if n in here and not here[n].leaf and here[n].key and trusted(n)}
+    return {n for n in sound if may_own(state, n)}
+
+
+def _seconds(state: State, c: int, now: float) -> float:
+    """Seconds that an auditor of the chunk has, which was sealed just now: a multiple of those in which the
+    exchange moves a chunk's inputs, as the plan predicts it, or as the chunks that were sealed so far show it."""
+    r, ledger = state.round, state.round.ledger
+    inputs = sum(e.contribution is not None for e in ledger.entries)
+    size = state.chunks.size(c) * state.config.reduce.bytes_per_element
+    seconds = most = MAX_BASE_SECONDS + inputs * size / SLOW_RATE
+    if r.plan is not None:  # else the attempt is over, and what it showed with it
+        begun = r.plan.opened_at if r.planned_at is None else r.planned_at
+        shown = (now - begun) * min(len(ledger.members) / len(ledger.sealed), 1.0)
+        predicted = r.plan.predicted * min(inputs / (2 * len(ledger.owners)), 1.0)
+        seconds = MIN_SECONDS + EXCHANGE_FACTOR * max(shown, predicted)
+    orders = AUDITORS * (len(r.audits) + 1) / max(len(_able(state)), 1)  # that a member has, about
+    turns = 1.0 + orders / AUDITS_AT_ONCE if orders > AUDITS_AT_ONCE else 1.0
+    return min(turns * min(seconds, most), state.config.rounds.reduce_timeout)
+
+
+def _name(state: State, audit: Audit, count: int, now: float) -> Audit:
+    """Name auditors until there are so many that have answered or may; of those who were silent lately only as
+    many as a conviction needs."""
+    able = _able(state) - {audit.owner} - audit.silent - audit.named.keys()
+    by_lot = sorted(able, key=lambda n: _lot(state, b"auditor", audit.chunk, n))
+    mute = [n for n in by_lot if _was_silent(state, n)]
+    chosen = [n for n in by_lot if n not in mute][: max(count - len(audit.named), 0)]
+    chosen += mute[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
+    until = now + audit.seconds + REPORT_SECONDS
+    return replace(audit, named=audit.named | dict.fromkeys(chosen, until))
+
+
+def _was_silent(state: State, node: NodeId) -> bool:
+    """Whether the node did not do, in one of the last rounds, what others waited for."""
+    record = state.conduct.strikes.get(identity(state, node))
+    last = None if record is None else record.latest.get(Offence.SILENT)
+    return last is not None and state.round.number - last < MUTE_ROUNDS
+
+
+def _put(state: State, audit: Audit) -> State:
+    r = state.round
+    return with_round(state, replace(r, audits=r.audits | {audit.chunk: audit}))
+
+
+def _close(state: State, chunks: Iterable[int]) -> State:
+    r, over = state.round, set(chunks)
+    return with_round(state, replace(r, audits={c: a for c, a in r.audits.items() if c not in over}))
+
+
+# Reports
+
+
+def record(state: State, event: AuditReported, now: float, out: list[Effect]) -> State:
+    """Take in what an auditor found. Proof has its consequences at once."""
+    r = state.round
+    audit = r.audits.get(event.chunk)
+    asked = audit is not None and event.node in audit.named and event.node not in audit.voices
+    if audit is None or not asked or event.fence.round != r.number or event.fence.attempt != audit.since:
+        return state
+    if not _stands(r, audit):
+        return state
+    if event.digest == audit.digest:
+        return _put(state, replace(audit, voices=audit.voices | {event.node: event}))
+    voice = voice_of(state, audit, event)
+    if voice.kind is VoiceKind.FALSE:
+        sentence = f"its audit of chunk {audit.chunk} has nothing that shows what it says"
+        named = {n: until for n, until in audit.named.items() if n != event.node}
+        state = _put(state, replace(audit, named=named, silent=audit.silent | {event.node}))
+        return charge(state, event.node, Evidence(r.number, Offence.FALSE_AUDIT, sentence), out)
+    audit = replace(audit, voices=audit.voices | {event.node: event})
+    state = _put(state, audit)
+    if voice.kind is VoiceKind.TWO_INPUTS:
+        return _convict_contributor(state, audit, voice, event.node, now, out)
+    if voice.kind is VoiceKind.UNSOUND:
+        sentence = f"its receipt for chunk {audit.chunk} does not hold"
+        return _convict(state, audit, voice.place, sentence, voice.facts, event.node, now, out)
+    if (twice := two_receipts(state, audit)) is not None:
+        sentence = f"it signed two receipts for chunk {audit.chunk}"
+        return _convict(state, audit, -1, sentence, twice, event.node, now, out)
+    return state
+
+
+# The clock, and the verdict
+
+
+def advance(state: State, now: float, out: list[Effect]) -> State:
+    """Close the audits that are over; name other auditors in the place of those that do not answer."""
+    for audit in state.round.audits.values():
+        if state.round.audits.get(audit.chunk) is audit:
+            state = _advance(state, audit, now, out)
+    return state
+
+
+def _stands(r: RoundState, audit: Audit) -> bool:
+    """Whether what is audited is still what the ledger has, whoever owns it now."""
+    seal = r.ledger.sealed.get(audit.chunk)
+    return seal is not None and seal.digest == audit.digest
+
+
+def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State:
+    r = state.round
+    if not _stands(r, audit):
+        return _close(state, [audit.chunk])
+    same = (r.ledger.owners[audit.chunk], r.ledger.since[audit.chunk]) == (audit.owner, audit.since)
+    if not same or parties(state, audit.chunk, audit.inputs) is None:
+        why = f"chunk {audit.chunk} was drawn for an audit, and one that has to show something of it is gone"
+        return _void(state, audit, why, now, out)
+    able = _able(state)
+    gone = {n for n in audit.named if n not in audit.voices and n not in able}
+    late = {n for n, until in audit.named.items() if n not in audit.voices and n not in gone and now >= until}
+    if gone or late:
+        named = {n: until for n, until in audit.named.items() if n not in gone and n not in late}
+        silent = audit.silent | gone | late
+        longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * AUDITORS else 1.0
+        seconds = min(longer * audit.seconds, state.config.rounds.reduce_timeout)
+        audit = replace(audit, named=named, silent=silent, seconds=seconds)
+        state = _put(state, audit)
+        for node in sorted(late, key=order):
+            sentence = f"it did not answer an audit of chunk {audit.chunk} in time"
+            state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+        if state.round.audits.get(audit.chunk) is not audit:
+            return state
+    doubt = any(event.digest != audit.digest for event in audit.voices.values())
+    if doubt and not audit.wide:
+        everybody = len(able) + len(audit.named)
+        audit = replace(_name(state, audit, everybody, now), wide=True)
+        sentence = (
+            f"an audit of chunk {audit.chunk}, sealed by {state.name(audit.owner)}, does not come to the same"
+        )
+        out.append(Note(f"round {r.number}: {sentence}: all able members repeat it", audit.owner))
+    elif not doubt:
+        audit = _name(state, audit, AUDITORS, now)
+    state = _put(state, audit)
+    if any(n not in audit.voices for n in audit.named):
+        return state
+    if doubt:
+        return _verdict(state, audit, now, out)
+    if not audit.voices:
+        out.append(Note(f"round {r.number}: nobody could audit chunk {audit.chunk}"))
+    return _close(state, [audit.chunk])
+
+
+def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State:
+    """Everybody who could has spoken, and not all say that it is well."""
+    c = audit.chunk
+    voices = {node: voice_of(state, audit, event) for node, event in audit.voices.items()}
+    total, enough = len(voices), len(voices) >= MIN_VOICES
+    of = {kind: [n for n, voice in voices.items() if voice.kind is kind] for kind in VoiceKind}
+    if 2 * len(of[VoiceKind.WELL]) > total:
+        state = _close(state, [c])
+        if enough:
+            for node in (*of[VoiceKind.OTHER], *of[VoiceKind.RELAY]):
+                state = _charge_false(state, audit, node, out)
+        return state
+    for kind, culprits in ((VoiceKind.OTHER, [-1]), (VoiceKind.RELAY, sorted({v.place for v in voices.values()}))):
+        for place in culprits:
+            against = sorted((n for n in of[kind] if place in (-1, voices[n].place)), key=order)
+            if 2 * len(against) <= total:
+                continue
+            if not enough:
+                why = f"{state.names(against)} found another chunk {c} than {state.name(audit.owner)} sealed"
+                return _void(state, audit, why, now, out, doubted=True)
+            for node in of[VoiceKind.WELL]:
+                if given_alike(state, audit, node, against[0]):
+                    state = _charge_false(state, audit, node, out)
+            found = (("sealed", audit.digest.hex()), ("recomputed", audit.voices[against[0]].digest.hex()))
+            said = (("by", " ".join(against)), ("of", str(total)))
+            sentence = (
+                f"it sealed chunk {c} as something other than its inputs come to"
+                if kind is VoiceKind.OTHER
+                else f"it summed chunk {c} for its region as something other than its inputs come to"
+            )
+            return _convict(state, audit, place, sentence, found + said, None, now, out)
+    for place in sorted({voices[n].place for n in of[VoiceKind.SILENT]}):
+        against = [n for n in of[VoiceKind.SILENT] if voices[n].place == place]
+        if 2 * len(against) > total:
+            return _without(state, audit, place, now, out)
+    why = f"the members that audited chunk {c} do not agree"
+    return _void(state, audit, why, now, out, doubted=True)
+
+
+def _charge_false(state: State, audit: Audit, node: NodeId, out: list[Effect]) -> State:
+    sentence = f"its audit of chunk {audit.chunk} is not what the majority found"
+    said = (("said", audit.voices[node].digest.hex()), ("sealed", audit.digest.hex()))
+    return charge(state, node, Evidence(state.round.number, Offence.FALSE_AUDIT, sentence, said), out)
+
+
+# Consequences
+
+
+def _convict(
+    state: State,
+    audit: Audit,
+    place: int,
+    sentence: str,
+    facts: tuple[tuple[str, str], ...],
+    by: NodeId | None,
+    now: float,
+    out: list[Effect],
+) -> State:
+    """The owner, or the relay at `place`, forged what it merged."""
+    r = state.round
+    culprit = audit.owner if place < 0 else r.ledger.entries[place].node
+    state = _withdraw_seals(state, {audit.owner, culprit}, [audit.chunk])
+    state = charge(state, culprit, Evidence(r.number, Offence.FORGED_SEAL, sentence, facts, by), out)
+    return _start_over(state, f"{state.name(culprit)} forged chunk {audit.chunk}", now)
+
+
+def _convict_contributor(
+    state: State, audit: Audit, voice: Voice, by: NodeId, now: float, out: list[Effect]
+) -> State:
+    """The member at the voice's place signed two contents of the chunk."""
+    r = state.round
+    culprit = r.ledger.entries[voice.place].node
+    sentence = f"it showed another contribution to chunk {audit.chunk} than it had sent"
+    state = _withdraw_seals(state, {audit.owner, culprit}, [audit.chunk])
+    state = charge(state, culprit, Evidence(r.number, Offence.FORGED_INPUT, sentence, voice.facts, by), out)
+    return _start_over(state, f"{state.name(culprit)} forged its contribution to chunk {audit.chunk}", now)
+
+
+def _without(state: State, audit: Audit, place: int, now: float, out: list[Effect]) -> State:
+    """Most say that the member at this place does not show what it should: the round goes on without it."""
+    r = state.round
+    node = r.ledger.entries[place].node
+    sentence = f"it did not show most auditors of chunk {audit.chunk} what it had of it"
+    state = with_round(state, replace(r, distrusted=r.distrusted | {node}))
+    state = _withdraw_seals(state, {audit.owner, node}, [audit.chunk])
+    ledger = state.round.ledger
+    if node in ledger.contributions and node != audit.owner:
+        state = with_round(state, replace(state.round, ledger=book.withdraw(ledger, node)))
+    state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+    return _start_over(state, f"{state.name(node)} showed nothing of chunk {audit.chunk} to its auditors", now)
+
+
+def _void(state: State, audit: Audit, why: str, now: float, out: list[Effect], doubted: bool = False) -> State:
+    """What the owner sealed cannot be trusted, and nobody is to blame. `doubted`: others own its chunks."""
+    out.append(Note(f"round {state.round.number}: {why}: it is reduced again", audit.owner))
+    if doubted:
+        state = with_round(state, replace(state.round, distrusted=state.round.distrusted | {audit.owner}))
+    return _start_over(_withdraw_seals(state, {audit.owner}, [audit.chunk]), why, now)
+
+
+def _withdraw_seals(state: State, nodes: set[NodeId], chunks: Sequence[int]) -> State:
+    """Nothing that these nodes sealed, or summed, in this round counts; nor do these chunks. Who is in doubt owns
+    nothing any more."""
+    r = state.round
+    void = book.made_by(r.ledger, nodes).union(chunks)
+    void |= {c for c, owner in enumerate(r.ledger.owners) if owner in r.distrusted}
+    audits = {c: a for c, a in r.audits.items() if c not in void}
+    return with_round(state, replace(r, ledger=book.unseal(r.ledger, void), audits=audits))
+
+
+def _start_over(state: State, why: str, now: float) -> State:
+    """The next attempt deals what is void."""
+    r = state.round
+    if r.phase is not Phase.REDUCING or r.plan is None:
+        return state
+    return fail_attempt(state, why, now)

@@ -1,0 +1,89 @@
+"""Paths between two members that broke, remembered over rounds. Pure.
+
+That one member cannot reach another may be true, or a lie of one of them, or the doing of the other: nobody can
+tell it from one pair. So nobody is held to account for one:
+
+    a path broke twice in a round   the attempt goes on without one of its ends, another one the next time
+    that in two rounds              both ends own no chunks for a while: then they need no path, and what they say
+                                    of each other changes nothing
+    with a third of the members     it is this member: it owns nothing, it is left out of the attempt, and charged
+                                    (ACCUSER) for each round in which a path to it broke again
+
+So a member cannot keep another one out by its word, nor can two. `reduce` asks and tells.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
+from atoll.coordinator.state_machine.events import Effect
+from atoll.coordinator.state_machine.ledger import Ledger
+from atoll.coordinator.state_machine.state import BrokenPath, State, order
+
+MEMORY_ROUNDS = 20  # committed rounds after which a path is as good as any
+BROKEN_ROUNDS = 2  # rounds in which it broke, from which on the ends own nothing
+MAX_PATHS = 1000  # that are remembered
+
+
+def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
+    """Whether the plan in force needs the path between the two: one of them merges what the other sends."""
+    workers = ledger.workers
+    return a in workers or b in workers
+
+
+def culprits(state: State) -> frozenset[NodeId]:
+    """The members to which the paths from at least a third of the members broke, of those remembered."""
+    if not state.conduct.broken:
+        return frozenset()
+    partners = Counter(n for path in _remembered(state) for n in path.pair)
+    most = max(2, -(-len(state.round.participants) // 3))
+    return frozenset(n for n, others in partners.items() if others >= most)
+
+
+def without_paths(state: State, members: Collection[NodeId]) -> frozenset[NodeId]:
+    """The `members` that are to own nothing, as their paths to other ones are broken."""
+    if not state.conduct.broken:
+        return frozenset()
+    there, to_blame = frozenset(members), culprits(state)
+    found = set[NodeId]()
+    for path in _remembered(state):
+        if there.issuperset(path.pair) and len(path.rounds) >= BROKEN_ROUNDS:
+            found.update(to_blame.intersection(path.pair) or path.pair)
+    return frozenset(found)
+
+
+def remember(state: State, out: list[Effect]) -> State:
+    """Remember the paths that broke in the round that is about to be committed; charge the culprits."""
+    r = state.round
+    if not r.lost:
+        return state
+    times = Counter(r.lost)
+    partners = Counter(n for pair in times for n in pair)
+    broken = [pair for pair, k in times.items() if k > 1 or max(partners[n] for n in pair) > 1]
+    known = {path.pair: path for path in _remembered(state)}
+    for pair in broken:
+        rounds = known[pair].rounds if pair in known else ()
+        known[pair] = BrokenPath(pair, (*rounds, r.number))
+    paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
+    state = replace(state, conduct=replace(state.conduct, broken=paths))
+    to_blame = culprits(state)
+    for node in sorted(to_blame.intersection(n for pair in broken for n in pair), key=order):
+        others = sorted({n for path in paths for n in path.pair if node in path.pair} - {node}, key=order)
+        sentence = f"its paths to {state.names(others)} broke, those between others did not"
+        facts = tuple((str(n), _rounds(paths, node, n)) for n in others[:20])
+        state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts), out)
+    return state
+
+
+def _remembered(state: State) -> list[BrokenPath]:
+    """The paths with the rounds of them that are not forgotten."""
+    since = state.committed - MEMORY_ROUNDS
+    left = ((path, tuple(k for k in path.rounds if k > since)) for path in state.conduct.broken)
+    return [replace(path, rounds=rounds) for path, rounds in left if rounds]
+
+
+def _rounds(paths: Collection[BrokenPath], a: NodeId, b: NodeId) -> str:
+    rounds = next(path.rounds for path in paths if {a, b} == set(path.pair))
+    return f"rounds {', '.join(map(str, rounds))}"

@@ -1,0 +1,226 @@
+"""Conduct of members over rounds: who is held to account for what, and what they may do then. Pure.
+
+`charge` is the one way in which anybody is struck, put in quarantine, evicted for what it did, or banned. What is
+held against a member is held against its key, so whoever comes back under the key, as another node too, finds it
+again; where a node has no key, against the node. Each decision leaves as an effect with its evidence, which the
+journal keeps once; the operator can take it back (`Pardoned`).
+
+    proven (forged bytes)    evicted at once, and the key banned: it cannot join
+    false statements         strikes of weight 4: it owns nothing, its work is not taken, it is out for a while
+    trouble (late, silent)   strikes of weight 1: it owns nothing, its work is not taken; never more
+    false work (a replay     strikes of weight 2.5, with the same consequences: it is no proof
+    of a round says so)
+    doubtful (accuser,       the same, at the commit, unless it would hit more than half of the round's members:
+    outlier)                 then the network, or the run, is the odd one
+
+An offence counts once a round. `strikes` has the weights; the other parts of the machine ask `may_own` and
+`may_contribute`, and heed the answer where the run can go on without the member.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+
+from atoll.comm.evidence import Consequence as Consequence
+from atoll.comm.evidence import Evidence as Evidence
+from atoll.comm.evidence import Offence as Offence
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.comm.strikes import DOUBTFUL, PROVEN, Strikes, remember, strike
+from atoll.coordinator.state_machine.events import Decision, Effect, Note
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import State, remove
+
+TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
+WORDS = {
+    Consequence.STRUCK: "this is remembered",
+    Consequence.NO_OWNER: "it owns no chunks for now",
+    Consequence.NO_CONTRIBUTOR: "its work is not taken for now",
+    Consequence.EVICTED: "it is out for now",
+    Consequence.BANNED: "it is banned",
+}
+
+# What a member is told of it.
+PENALTIES = {
+    Consequence.NO_OWNER: "this node merges no chunks",
+    Consequence.NO_CONTRIBUTOR: "this node's work is not taken",
+}
+
+
+def identity(state: State, node: NodeId, key: bytes = b"") -> str:
+    """The identity that things are held against: the key of the node, or what it has for one, else its id."""
+    member = state.members.here.get(node) or state.members.departed.get(node)
+    key = key or (member.key if member is not None else b"")
+    return key.hex() or str(node)
+
+
+def consequence(state: State, node: NodeId) -> Consequence | None:
+    """The consequence, now, of what is held against the node; None: nothing is."""
+    if not state.conduct.strikes:
+        return None
+    record = state.conduct.strikes.get(identity(state, node))
+    return None if record is None or record.forgotten(state.committed) else record.consequence(state.committed)
+
+
+def may_own(state: State, node: NodeId) -> bool:
+    """Whether the node may be given chunks to merge, if there are others."""
+    return consequence(state, node) in (None, Consequence.STRUCK)
+
+
+def may_contribute(state: State, node: NodeId) -> bool:
+    """Whether the node's work may be taken, if the run has enough others."""
+    return consequence(state, node) in (None, Consequence.STRUCK, Consequence.NO_OWNER)
+
+
+def penalty(state: State, node: NodeId) -> str:
+    """What the node may not do for now, until when and why, as it is told itself; empty: nothing."""
+    follows = consequence(state, node)
+    if follows not in PENALTIES:
+        return ""
+    record = state.conduct.strikes[identity(state, node)]
+    until = next(r for r in count(state.committed + 1) if record.consequence(r) is not follows)
+    latest = sorted(record.latest.items(), key=lambda said: said[1])
+    why = ", ".join(f"{offence.replace('_', ' ')} (round {round_})" for offence, round_ in latest)
+    return f"{PENALTIES[follows]} before round {until}: {why}"
+
+
+def contributors(state: State, nodes: Sequence[NodeId], need: int) -> tuple[NodeId, ...]:
+    """The nodes, of `nodes`, whose work may be taken, in the same order; where they are fewer than `need`, also
+    those of the others against whom the least is held: a run stands still for nobody's conduct."""
+    if not state.conduct.strikes:
+        return tuple(nodes)
+    able = {n for n in nodes if may_contribute(state, n)}
+    if (lacking := need - len(able)) > 0:
+        others = sorted((n for n in nodes if n not in able), key=lambda n: _weight(state, n))
+        able.update(others[:lacking])
+    return tuple(n for n in nodes if n in able)
+
+
+def refusal(state: State, node: NodeId, key: bytes = b"") -> str:
+    """The sentence with which a node is refused that would join under this key, or as this node; empty: it may.
+    Who is out for a while may come back where the run has too few members to go on."""
+    if not state.conduct.strikes:
+        return ""
+    who = identity(state, node, key)
+    record = state.conduct.strikes.get(who)
+    if record is None:
+        return ""
+    match record.consequence(state.committed):
+        case Consequence.BANNED:
+            assert record.ban is not None
+            return f"this node is banned from the run: in round {record.ban.round} {record.ban.sentence}"
+        case Consequence.EVICTED if state.members.count(*TRAINERS) >= state.config.members.minimum:
+            return (
+                "this node said what is not so too often: it may join again when more rounds are committed; "
+                "the operator can tell more (atoll blame)"
+            )
+        case _:
+            return ""
+
+
+def charge(state: State, node: NodeId, evidence: Evidence, out: list[Effect]) -> State:
+    """Hold evidence against a node that is here or was, and carry out what follows.
+
+    A member that is evicted or banned by it has left the round when this returns; chunks that it owned are dealt
+    anew by the next attempt. Doubtful evidence counts when the round is committed. Nothing happens where the same
+    offence of the same round is held against it already, or the node is forgotten.
+    """
+    if node not in state.members.here and node not in state.members.departed:
+        return state
+    who = identity(state, node)
+    if evidence.offence in DOUBTFUL:
+        known = any(w == who and _same(e, evidence) for _, w, e in state.conduct.doubtful)
+        if known or _charged(state, who, evidence):
+            return state
+        doubtful = (*state.conduct.doubtful, (node, who, evidence))
+        return replace(state, conduct=replace(state.conduct, doubtful=doubtful))
+    return _hold(state, node, who, evidence, out)
+
+
+def settle(state: State, members: int, out: list[Effect]) -> State:
+    """Hold the doubtful evidence of a round that is committed, which had so many members, against those it names;
+    against nobody, of an offence that more than half of them are named for."""
+    doubtful = state.conduct.doubtful
+    if not doubtful:
+        return state
+    state = replace(state, conduct=replace(state.conduct, doubtful=()))
+    for offence in (o for o in Offence if o in DOUBTFUL):
+        named = [(node, who, evidence) for node, who, evidence in doubtful if evidence.offence is offence]
+        if 2 * len({who for _, who, _ in named}) > members:
+            sentence = f"{len(named)} of {members} members look alike ({offence}): it is held against nobody"
+            out.append(Note(f"round {state.committed}: {sentence}"))
+            continue
+        for node, who, evidence in named:
+            state = _hold(state, node, who, evidence, out)
+    return state
+
+
+def pardon(state: State, node: NodeId, reason: str, out: list[Effect]) -> State:
+    """Hold nothing against the node, or who has its key, any more. What it trained meanwhile stays out."""
+    who = identity(state, node)
+    if who not in state.conduct.strikes:  # it may be so long ago that its key is known from here alone
+        who = next((key for key, r in state.conduct.strikes.items() if r.node == node), who)
+    record = state.conduct.strikes.get(who)
+    if record is None:
+        return state
+    ban, latest = record.ban, max(record.latest.items(), key=lambda entry: entry[1], default=None)
+    about = ban or Evidence(latest[1] if latest else 0, latest[0] if latest else Offence.LATE, "")
+    sentence = "the operator pardons it" + (f": {reason}" if reason else "")
+    left = {key: r for key, r in state.conduct.strikes.items() if key != who}
+    state = replace(state, conduct=replace(state.conduct, strikes=left))
+    return _decide(state, node, who, replace(about, sentence=sentence, by=None), Consequence.PARDONED, 0.0, out)
+
+
+def _weight(state: State, node: NodeId) -> float:
+    record = state.conduct.strikes.get(identity(state, node))
+    return sum(record.weights(state.committed)) if record is not None else 0.0
+
+
+def _hold(state: State, node: NodeId, who: str, evidence: Evidence, out: list[Effect]) -> State:
+    if _charged(state, who, evidence):
+        return state
+    before = state.conduct.strikes.get(who) or Strikes(node)
+    record = replace(strike(before, evidence, state.committed), node=node)
+    others = {key: r for key, r in state.conduct.strikes.items() if key != who}
+    records = remember(others | {who: record}, state.committed)
+    state = replace(state, conduct=replace(state.conduct, strikes=records))
+    follows = record.consequence(state.committed)
+    state = _decide(state, node, who, evidence, follows, sum(record.weights(state.committed)), out)
+    if follows in (Consequence.EVICTED, Consequence.BANNED):
+        state = _put_out(state, who, evidence, out)
+    return state
+
+
+def _put_out(state: State, who: str, evidence: Evidence, out: list[Effect]) -> State:
+    """Evict every member with this identity; the run's key, which it knows, is changed."""
+    state = replace(state, expulsions=state.expulsions + 1)
+    for node in [n for n in state.members.here if identity(state, n) == who]:
+        reason = f"in round {evidence.round} {evidence.sentence}"
+        state = remove(state, node, MemberState.EVICTED, reason, out)
+    return state
+
+
+def _decide(
+    state: State, node: NodeId, who: str, evidence: Evidence, then: Consequence, weight: float, out: list[Effect]
+) -> State:
+    number = state.conduct.decisions + 1
+    member = state.members.here.get(node) or state.members.departed.get(node)
+    key = who if who != node else ""
+    name, invite = (member.name, member.invite) if member is not None else (str(node), 0)
+    out.append(Decision(number, node, key, state.round.number, evidence, then, round(weight, 3), name, invite))
+    if then is Consequence.PARDONED:
+        out.append(Note(f"{name}: {evidence.sentence}", node))
+    else:
+        by = f", says {state.name(evidence.by)}" if evidence.by is not None else ""
+        out.append(Note(f"{name}: {evidence.sentence}{by}; {WORDS[then]}", node))
+    return replace(state, conduct=replace(state.conduct, decisions=number))
+
+
+def _charged(state: State, who: str, evidence: Evidence) -> bool:
+    record = state.conduct.strikes.get(who)
+    if record is None or record.ban is not None:
+        return record is not None
+    return evidence.offence not in PROVEN and record.latest.get(evidence.offence) == evidence.round
+
+
+def _same(a: Evidence, b: Evidence) -> bool:
+    return a.offence is b.offence and a.round == b.round

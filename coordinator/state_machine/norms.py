@@ -1,0 +1,231 @@
+"""The norms that members tell of their deltas, held to what others saw of them before a round is committed. Pure.
+
+Deltas are clipped by the norm that their makers tell: who tells too little is not clipped. So owners report, with
+each seal, the norm of every contribution that they merged, and relays that of those they averaged for their
+region; over all chunks they may not come to more than was told:
+
+    sum over the chunks of norm(c)**2 <= told**2
+
+up to rounding (`tolerance`). Who is found out is withdrawn and charged, and what was sealed with its bytes is
+reduced again without it. The mean that a relay makes of its region is bounded, too: by the longest of its inputs
+as the plan scales them, and what encoding may add (`ReduceConfig.norm_growth`).
+
+An owner may lie as well. Nobody is charged upon one voice: if without what one owner said nothing is too long, its
+chunks go to another; only if that one finds the same is it enough. Of its own delta nobody is asked. Where nobody
+else can look the delta is left out of this round, and nobody is charged. Where the run needs the member
+(`members.minimum`), or has let it in again, its delta stays, clipped by the norm that was seen.
+`reduce.commit_or_retry` asks.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from math import fsum, sqrt
+
+from atoll.comm.bitmap import bit, places
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.chunk_owners import able_owners, reachable
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
+from atoll.coordinator.state_machine.events import Effect, Note
+from atoll.coordinator.state_machine.ledger import Ledger, RegionSum, Seal
+from atoll.coordinator.state_machine.state import State, drop_from_round, fail_attempt, order, with_round
+from atoll.coordinator.state_machine.weights import scales
+
+Place = int  # in the ledger's entries
+Voices = dict[NodeId, float]  # who reports of a delta: the sum of squares of its chunks that this one saw
+
+
+def tolerance(state: State) -> float:
+    """Times by which a norm that was summed over chunks may exceed the same one as its maker told it.
+
+    Both are of the same decoded numbers. Each chunk's norm travels as fp32, rounded by 2**-24 of itself; fp64 sums
+    of n squares, in whatever order a machine takes them, are off by (n - 1) 2**-53 at most (Higham 2002, 4.2),
+    those within a chunk, and those over the chunks, at either end. The square root halves what is said of
+    squares."""
+    return 1 + 2.0**-23 + (state.chunks.largest + state.chunks.count + 4) * 2.0**-52
+
+
+def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
+    """The same state where no delta is longer than it was told; else the state with the attempt given up, to be
+    gone on with without what was found false. All chunks are sealed."""
+    if not state.config.outer.clip:
+        return state
+    ledger, ratio, before = state.round.ledger, tolerance(state), state
+    seen, means = _seen_squares(ledger)
+    for place, square in sorted(seen.items()):
+        contribution = ledger.entries[place].contribution
+        told = contribution.norm if contribution is not None else 0.0
+        if square > (told * ratio) ** 2:
+            voices = _voices(ledger, place, of_means=False)
+            state = _judge(state, place, voices, told, told * ratio, "delta", out)
+    for place, square in sorted(means.items()):
+        longest = _longest(state, ledger, ledger.regions[place])
+        limit = longest * ratio * (1 + state.config.reduce.norm_growth)
+        if square > limit**2:
+            voices = _voices(ledger, place, of_means=True)
+            state = _judge(state, place, voices, longest, limit, "region's mean", out)
+    return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)
+
+
+# What was seen
+
+
+def _seen_squares(ledger: Ledger) -> tuple[dict[Place, float], dict[Place, float]]:
+    """The sum of squares that others saw of each delta, and of each relay's means."""
+    import numpy as np
+
+    seen = np.zeros(len(ledger.entries))
+    means = np.zeros(len(ledger.entries))
+    alike: dict[tuple[bytes, bytes], list[Seal]] = {}  # few for many chunks
+    for seal in ledger.sealed.values():
+        alike.setdefault((seal.inputs, seal.means), []).append(seal)
+    for (_, relays), seals in alike.items():
+        terms = terms_of(ledger, seals[0])
+        norms = np.frombuffer(b"".join(seal.norms for seal in seals), "<f4").reshape(len(seals), len(terms))
+        squares = np.square(norms, dtype=np.float64)
+        columns: dict[NodeId, list[int]] = {}
+        for column, place in enumerate(terms):
+            columns.setdefault(ledger.entries[place].node, []).append(column)
+        own = [(row, column) for row, seal in enumerate(seals) for column in columns.get(seal.by, ())]
+        if own:
+            squares[tuple(np.transpose(own))] = 0.0
+        is_mean = np.array([bit(relays, place) for place in terms])
+        total = squares.sum(axis=0)
+        np.add.at(seen, np.array(terms)[~is_mean], total[~is_mean])
+        np.add.at(means, np.array(terms)[is_mean], total[is_mean])
+    for c, seal in ledger.sealed.items():
+        for place, voice, norm in _summed_norms(ledger, c, seal):
+            if ledger.entries[place].node != voice:
+                seen[place] += norm * norm
+    return _above_zero(seen.tolist()), _above_zero(means.tolist())
+
+
+def _above_zero(squares: list[float]) -> dict[Place, float]:
+    return {place: square for place, square in enumerate(squares) if square > 0}
+
+
+def _voices(ledger: Ledger, place: Place, *, of_means: bool) -> Voices:
+    """The sum of squares of a delta, or of a relay's means, by each who saw something of it."""
+    found: dict[NodeId, list[float]] = {}
+    for c, seal in ledger.sealed.items():
+        terms = terms_of(ledger, seal)
+        if place in terms and bit(seal.means, place) is of_means:
+            found.setdefault(seal.by, []).append(_unpacked(seal.norms)[terms.index(place)])
+        for at, voice, norm in _summed_norms(ledger, c, seal):
+            if at == place and not of_means:
+                found.setdefault(voice, []).append(norm)
+    found.pop(ledger.entries[place].node, None)
+    return {voice: fsum(norm * norm for norm in norms) for voice, norms in found.items()}
+
+
+def _summed_norms(ledger: Ledger, c: int, seal: Seal) -> Iterator[tuple[Place, NodeId, float]]:
+    """What relays told of the deltas that came by them into a sealed chunk: place, relay, norm."""
+    for sum_ in region_sums(ledger, c) if seal.means else ():
+        for place, norm in zip(places(sum_.inputs), _unpacked(sum_.norms), strict=True):
+            if came_by(ledger, seal, place, sum_.by):
+                yield place, sum_.by, norm
+
+
+def terms_of(ledger: Ledger, seal: Seal) -> list[Place]:
+    """The places of the terms that a seal's norms are of."""
+    inside = [i for i, e in enumerate(ledger.entries) if e.contribution is not None and bit(seal.inputs, i)]
+    relays = places(seal.means)
+    far = {ledger.regions[i] for i in relays}
+    direct = (i for i in inside if i >= len(ledger.regions) or ledger.regions[i] not in far)
+    return sorted({*direct, *relays})
+
+
+def region_sums(ledger: Ledger, c: int) -> Iterator[RegionSum]:
+    """What relays said of a sealed chunk's inputs, as it was sealed."""
+    return (s for s in ledger.sums.get(c, ()) if s.since == ledger.sealed[c].since)
+
+
+def came_by(ledger: Ledger, seal: Seal, place: Place, relay: NodeId) -> bool:
+    """Whether the delta of the member at this place is in the seal by way of the relay."""
+    if not bit(seal.inputs, place) or place >= len(ledger.regions):
+        return False
+    region = ledger.regions[place]
+    return any(ledger.entries[i].node == relay for i in places(seal.means) if ledger.regions[i] == region)
+
+
+def _unpacked(norms: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(norms) // book.NORM_BYTES}f", norms)
+
+
+def _longest(state: State, ledger: Ledger, region: int) -> float:
+    """The norm of the longest delta of a region's members, as the plan scales them."""
+    scaled = zip(ledger.entries, ledger.regions, scales(ledger, state.config), strict=False)
+    return max((e.contribution.norm * s for e, g, s in scaled if g == region and e.contribution), default=0.0)
+
+
+# What comes of it
+
+
+def _judge(
+    state: State, place: Place, voices: Voices, told: float, limit: float, what: str, out: list[Effect]
+) -> State:
+    """What comes of one delta, or of one relay's means: a norm of more than `limit` is false."""
+    ledger, squares = state.round.ledger, limit * limit
+    whole, node = fsum(voices.values()), ledger.entries[place].node
+    if whole <= squares:
+        return state
+    loudest = max(voices, key=lambda n: (voices[n], order(n)))
+    before = state.round.doubted.get(node, frozenset())
+    sentence = f"its {what} has a norm of {sqrt(whole):.3g}, and {told:.3g} was told"
+    note = f"round {state.round.number}: {state.name(node)}: {sentence}"
+    if whole - voices[loudest] > squares or before - {loudest}:
+        out.append(Note(f"{note}: it is withdrawn", node))
+        witnesses = before.union(n for n, square in voices.items() if square > 0)
+        return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
+    others = [n for n in _able_owners(state) if n not in (node, loudest)]
+    if not others or loudest in before:
+        out.append(Note(f"{note}, says {state.name(loudest)}, and nobody else can tell: it is left out", node))
+        return _without(state, place, sqrt(whole))
+    out.append(Note(f"{note}, says {state.name(loudest)} alone: others are to look", node))
+    chunks = [c for c in _with_place(ledger, place) if _spoke(ledger, c, place, loudest)]
+    owners = {c: others[k % len(others)] for k, c in enumerate(chunks)}
+    ledger = book.unseal(ledger, frozenset(chunks), owners)
+    doubted = state.round.doubted | {node: before | {loudest}}
+    return with_round(state, replace(state.round, ledger=ledger, doubted=doubted))
+
+
+def _charge(state: State, node: NodeId, sentence: str, witnesses: Iterable[NodeId], out: list[Effect]) -> State:
+    """Charge a member with a false norm, which `witnesses` saw."""
+    facts = ("witnesses", " ".join(witnesses)), ("attempt", str(state.round.ledger.attempt))
+    return charge(state, node, Evidence(state.round.number, Offence.FALSE_NORM, sentence, facts), out)
+
+
+def _without(state: State, place: Place, seen: float) -> State:
+    """The round without a member, and without what was sealed with its bytes; if the run cannot do without it, or
+    it came in again, with the norm that was seen in the place of what it told."""
+    r = state.round
+    node, contributions = r.ledger.entries[place].node, r.ledger.contributions
+    ledger = book.unseal(r.ledger, frozenset(_with_place(r.ledger, place)))
+    left = [n for n in contributions if n != node and n in r.participants]
+    need = max(state.config.members.minimum, 1)
+    if node in contributions and (node in r.withdrawn or len(left) < need or not reachable(state, left)):
+        longer = replace(contributions[node], norm=max(seen, contributions[node].norm))
+        ledger = replace(ledger, contributions=contributions | {node: longer})
+        return with_round(state, replace(r, ledger=ledger))
+    dropped = with_round(state, replace(r, ledger=ledger, withdrawn=r.withdrawn | {node}))
+    return drop_from_round(dropped, node)
+
+
+def _with_place(ledger: Ledger, place: Place) -> Iterator[int]:
+    """The sealed chunks that have the delta of the member at this place in them, or a mean that it made."""
+    return (c for c, s in ledger.sealed.items() if bit(s.inputs, place) or bit(s.means, place))
+
+
+def _spoke(ledger: Ledger, c: int, place: Place, voice: NodeId) -> bool:
+    """Whether this member told a norm of the one at this place, of a sealed chunk."""
+    return ledger.sealed[c].by == voice or any(
+        s.by == voice and bit(s.inputs, place) for s in region_sums(ledger, c)
+    )
+
+
+def _able_owners(state: State) -> list[NodeId]:
+    """The members of the attempt that take part yet, and may own chunks."""
+    here = [e.node for e in state.round.ledger.entries if not e.gone and state.members.trusted(e.node)]
+    able = able_owners(state, here)
+    return [n for n in here if n in able]

@@ -1,0 +1,257 @@
+"""A world in which the coordinator's machine audits members, honest ones and liars: no bytes travel, a content is
+its digest, and what an auditor finds is computed from what the others would show it. Keys and signatures are real.
+
+The lies, of which a node may have several:
+
+    seal            it seals something else, of all its chunks
+    no receipt      it gives auditors no receipt
+    bad receipt     it signs one that lacks an input
+    two receipts    it gives every other auditor another one
+    input           it shows another contribution than it sent, signed
+    no input        it shows none
+    audit           it says that what is well is not
+    cover           it says that what a partner sealed is well
+    invention       it says that somebody signed two contents, without proof
+    slander         it says that the first contributor shows nothing
+    mute            it answers no audit
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+
+from atoll.comm.bitmap import bitmap, places
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.outer import OuterConfig
+from atoll.comm.config.run import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config.security import SecurityConfig
+from atoll.comm.digest import digest
+from atoll.comm.evidence import Consequence, Offence
+from atoll.comm.ids import NodeId
+from atoll.comm.receipts import InputRecord, Receipt, sign_input, sign_receipt
+from atoll.comm.replace import replace
+from atoll.comm.signatures import PrivateKey
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine.state import Audit, Phase, State
+from atoll.coordinator.state_machine.step import step
+
+CHUNKS = 16
+MAX_STEPS = 400  # of one round; none came near
+LATE = 60.0  # seconds after which whoever has not answered an audit is late
+Lies = Mapping[NodeId, frozenset[str]]
+
+
+@cache
+def key_of(node: NodeId) -> PrivateKey:
+    return PrivateKey.generate()
+
+
+def config(audit: str, members: int) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(seq_len=1),
+        inner=InnerConfig(batch_size=1),
+        rounds=RoundsConfig(inner_steps=10, quorum=0.5, grace=0.5, ceiling=2.0, collect=20.0, reduce_timeout=60.0),
+        members=MembersConfig(start=members, minimum=2, lease=1e6, reconnect=2.0, stall=1e6),
+        reduce=ReduceConfig(block=1, chunk=1),
+        security=SecurityConfig(audit=audit),
+        outer=OuterConfig(clip=False),  # no norms: here are no bytes
+    )
+
+
+@lru_cache(8)
+def reducing(count: int, leaves: int, audit: str, chunks: int) -> State:
+    """The state of a run of so many members, the last ones leaves, whose first attempt is about to open."""
+    state, now = State(config(audit, count)), 0.0
+    nodes = [NodeId(f"n{i + 1}") for i in range(count)]
+    events: list[ev.Event] = [ev.Started(1, b"nonce")]
+    for i, node in enumerate(nodes):
+        leaf = i >= count - leaves
+        key = key_of(node).public
+        events += [
+            ev.Joined(node, 1, str(node), f"{node}:1", f"session of {node}", leaf=leaf, key=key),
+            ev.Connected(node, 1),
+            ev.LayoutReported(node, 1, chunks, digest(b"layout")),
+        ]
+    events += [ev.StateReported(node, 1, 0, digest(b"state 0")) for node in (nodes[0], *nodes)]
+    for event in events:
+        state, _ = step(state, event, now)
+    assert state.round.phase is Phase.INNER
+    now = 10.0
+    for node in nodes:
+        state, _ = step(state, ev.StepsReached(node, 1, 1), now)
+    for node in nodes[:-1]:
+        state, _ = step(state, ready(state, node), now)
+    return state
+
+
+def ready(state: State, node: NodeId) -> ev.ContributionReady:
+    return ev.ContributionReady(
+        node, 1, 1, ev.Contribution(10, 10, 2.0, 1.0, data.front(state.leases.by_node[node]))
+    )
+
+
+@dataclass
+class AuditWorld:
+    """One round of one run."""
+
+    nonce: bytes
+    lies: Lies = field(default_factory=dict)
+    count: int = 8
+    leaves: int = 0
+    audit: str = "auto"
+    chunks: int = CHUNKS
+    decisions: list[ev.Decision] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    audited: set[int] = field(default_factory=set)  # chunks
+    committed: dict[int, bytes] = field(default_factory=dict)  # digests of the sealed chunks
+
+    def __post_init__(self) -> None:
+        before = reducing(self.count, self.leaves, self.audit, self.chunks)
+        self.state, self.now = replace(before, nonce=self.nonce), 10.0
+        self.mute: set[tuple[NodeId, int]] = set()
+        self.feed(ready(self.state, NodeId(f"n{self.count}")))  # the last one: the first attempt opens
+
+    def feed(self, event: ev.Event) -> None:
+        before = self.state.round.ledger
+        self.state, effects = step(self.state, event, self.now)
+        if self.state.committed and not self.committed:
+            self.committed = {c: seal.digest for c, seal in before.sealed.items()}
+        for effect in effects:
+            if isinstance(effect, ev.Decision):
+                self.decisions.append(effect)
+            elif isinstance(effect, ev.Note):
+                self.notes.append(effect.sentence)
+
+    def run(self) -> "AuditWorld":
+        """Play the round to its commit."""
+        for _ in range(MAX_STEPS):
+            if self.state.committed:
+                return self
+            events = list(self.due())
+            if not events:
+                self.now += 1.0
+                events = [ev.Tick()]
+            for event in events:
+                self.feed(event)
+                if self.state.committed:
+                    return self
+        raise AssertionError(f"the round is not committed: {self.state.round.reason}, {self.notes[-3:]}")
+
+    def due(self) -> Iterator[ev.Event]:
+        """What members say now."""
+        r = self.state.round
+        if r.plan is None:
+            return
+        ledger, here = r.ledger, self.state.members.here
+        everybody = [i for i, e in enumerate(ledger.entries) if e.contribution is not None and not e.gone]
+        for c in ledger.unsealed:
+            owner = ledger.owners[c]
+            if owner in here and owner is not None:
+                fence = r.plan.fence._replace(attempt=ledger.since[c])
+                sealed = self.lie(c) if "seal" in self.lies_of(owner) else self.mean(c, everybody)
+                yield ev.ChunksSealed(owner, 1, fence, ((c, sealed, bitmap(everybody, len(ledger.entries))),))
+        for c, audit in list(r.audits.items()):
+            self.audited.add(c)
+            for node in audit.named:
+                if node not in audit.voices and "mute" not in self.lies_of(node):
+                    yield self.finding(node, audit)
+        if ledger.complete:
+            for node in ledger.members:
+                if node not in r.completions and node in here:
+                    yield ev.ReduceComplete(node, 1, r.plan.fence, ledger.root, 1, 1)
+
+    def lies_of(self, node: NodeId) -> frozenset[str]:
+        return self.lies.get(node, frozenset())
+
+    # Contents
+
+    def sent(self, place: int, c: int) -> bytes:
+        return digest(b"input of %d to %d" % (place, c))
+
+    def lie(self, c: int) -> bytes:
+        return digest(b"-12345 for %d" % c)
+
+    def mean(self, c: int, inputs: list[int]) -> bytes:
+        return digest(b"mean", *(self.sent(place, c) for place in inputs))
+
+    def node(self, place: int) -> NodeId:
+        return self.state.round.ledger.entries[place].node
+
+    def place(self, node: NodeId) -> int:
+        return next(i for i, e in enumerate(self.state.round.ledger.entries) if e.node == node and not e.gone)
+
+    def record(self, place: int, c: int, content: bytes) -> InputRecord:
+        return sign_input(key_of(self.node(place)), self.state.round.salt, c, place, content)
+
+    def receipt(self, audit: Audit, inputs: list[int], auditor: NodeId) -> Receipt:
+        lies, c = self.lies_of(audit.owner), audit.chunk
+        records = [self.record(place, c, self.sent(place, c)) for place in inputs]
+        if "bad receipt" in lies or ("two receipts" in lies and int(auditor[1:]) % 2):
+            records = records[1:]
+        place = self.place(audit.owner)
+        salt, mean = self.state.round.salt, audit.digest
+        return sign_receipt(key_of(audit.owner), salt, c, audit.since, place, tuple(records), mean)
+
+    # What an auditor finds
+
+    def finding(self, node: NodeId, audit: Audit) -> ev.AuditReported:
+        lies, c, r = self.lies_of(node), audit.chunk, self.state.round
+        assert r.plan is not None
+        fence = r.plan.fence._replace(attempt=audit.since)
+
+        def said(found: bytes = b"", **rest: object) -> ev.AuditReported:
+            return replace(ev.AuditReported(node, 1, fence, c, found), **rest)  # type: ignore[arg-type]
+
+        inputs = list(places(audit.inputs))
+        mean = self.mean(c, inputs)
+        if "cover" in lies and "seal" in self.lies_of(audit.owner):
+            return said(audit.digest)
+        owner = self.lies_of(audit.owner)
+        if "no receipt" in owner:
+            return said(silent=(self.place(audit.owner),))
+        honest = not lies & {"audit", "invention", "slander"}
+        liars = [i for i in inputs if self.lies_of(self.node(i)) & {"input", "no input"} and self.node(i) != node]
+        if honest and not liars and mean == audit.digest and not owner & {"bad receipt", "two receipts"}:
+            return said(mean)
+        receipt = self.receipt(audit, inputs, node).pack()
+        if "audit" in lies:
+            return said(digest(b"nonsense"), receipts=(receipt,))
+        if "slander" in lies:
+            return said(receipts=(receipt,), silent=(inputs[0],))
+        if "invention" in lies:
+            forged = self.record(inputs[0], c, digest(b"never"))
+            shown = replace(forged, signature=self.record(inputs[0], c, self.sent(0, c)).signature)
+            return said(receipts=(receipt,), shown=shown.pack())
+        if owner & {"bad receipt", "two receipts"}:
+            return said(receipts=(receipt,))
+        for place in liars:
+            if "input" in self.lies_of(self.node(place)):
+                shown = self.record(place, c, digest(b"another"))
+                return said(receipts=(receipt,), shown=shown.pack())
+            return said(receipts=(receipt,), silent=(place,))
+        return said(mean, receipts=(receipt,))
+
+    # What came of it
+
+    def charged(self) -> dict[NodeId, set[Offence]]:
+        found: dict[NodeId, set[Offence]] = {}
+        for decision in self.decisions:
+            found.setdefault(decision.node, set()).add(decision.evidence.offence)
+        return found
+
+    def convicted(self) -> set[NodeId]:
+        return {d.node for d in self.decisions if d.consequence is Consequence.BANNED}
+
+    def wrong(self) -> set[int]:
+        """Chunks that were committed as no honest owner would have sealed them."""
+        assert len(self.committed) == self.chunks
+        return {c for c, sealed in self.committed.items() if sealed == self.lie(c)}
+
+
+def liar(node: int, *lies: str) -> dict[NodeId, frozenset[str]]:
+    return {NodeId(f"n{node}"): frozenset(lies)}
+
+
+def nonces(first: int, count: int) -> Iterator[bytes]:
+    return (b"%d" % i for i in range(first, first + count))

@@ -1,0 +1,73 @@
+"""Receipts: what they say, and of which bytes they are none."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.comm.receipts import (
+    MAX_RECEIPT_BYTES,
+    InputRecord,
+    MalformedReceipt,
+    sign_input,
+    sign_receipt,
+    unpack_receipt,
+    unpack_record,
+)
+from atoll.comm.signatures import PrivateKey
+
+KEYS = [PrivateKey.generate() for _ in range(3)]
+SALT = b"s" * 16
+RECORDS = (
+    sign_input(KEYS[0], SALT, 7, 0, b"a" * 16),
+    sign_input(KEYS[1], SALT, 7, 3, b"b" * 16, (3, 4, 9)),
+)
+RECEIPT = sign_receipt(KEYS[2], SALT, 7, 2, 5, RECORDS, b"m" * 16)
+
+
+def test_a_receipt_and_its_records_are_read_back_as_they_were_written() -> None:
+    assert unpack_receipt(RECEIPT.pack()) == RECEIPT
+    for record in RECORDS:
+        assert unpack_record(record.pack()) == record
+    assert unpack_receipt(RECEIPT.pack()).signed_by(KEYS[2].public, SALT, 7, 2, 5)
+    assert all(r.signed_by(KEYS[i].public, SALT, 7) for i, r in enumerate(unpack_receipt(RECEIPT.pack()).records))
+
+
+def test_a_signature_is_of_one_round_chunk_place_and_content() -> None:
+    record = RECORDS[0]
+    for salt, chunk in ((b"t" * 16, 7), (SALT, 8)):
+        assert not record.signed_by(KEYS[0].public, salt, chunk)
+    assert not record.signed_by(KEYS[1].public, SALT, 7)
+    for other in (
+        InputRecord(1, record.digest, record.signature),
+        InputRecord(0, b"c" * 16, record.signature),
+        InputRecord(0, record.digest, record.signature, (0,)),
+    ):
+        assert not other.signed_by(KEYS[0].public, SALT, 7)
+    for salt, chunk, since, place in ((b"t" * 16, 7, 2, 5), (SALT, 8, 2, 5), (SALT, 7, 3, 5), (SALT, 7, 2, 4)):
+        assert not RECEIPT.signed_by(KEYS[2].public, salt, chunk, since, place)
+
+
+def test_places_out_of_order_are_refused() -> None:
+    for records in (RECORDS[::-1], (RECORDS[0], RECORDS[0])):
+        with pytest.raises(MalformedReceipt, match="order"):
+            unpack_receipt(sign_receipt(KEYS[2], SALT, 7, 2, 5, records, b"m" * 16).pack())
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 80, len(RECEIPT.pack()) - 1, len(RECEIPT.pack()) + 1, MAX_RECEIPT_BYTES + 1]
+)
+def test_another_length_is_refused(size: int) -> None:
+    data = RECEIPT.pack()[:size].ljust(size, b"\0")
+    with pytest.raises(MalformedReceipt):
+        unpack_receipt(data)
+    with pytest.raises(MalformedReceipt):
+        unpack_record(data)
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_a_receipt_or_refused(data: bytes) -> None:
+    for unpack in (unpack_receipt, unpack_record):
+        try:
+            assert unpack(data).pack() == data
+        except MalformedReceipt:
+            pass

@@ -1,0 +1,102 @@
+"""Pardons of the operator, who writes them beside a running coordinator, and bans at the door."""
+
+import asyncio
+import math
+from contextlib import closing
+from pathlib import Path
+
+from control_nodes import SOON, Code, coordinator, digest, refused
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.service.event_loop import EventLoop
+from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.state_machine import conduct
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import step as machine
+from atoll.coordinator.state_machine.conduct import Consequence, Evidence, Offence
+from atoll.coordinator.state_machine.state import Phase, State
+
+
+async def convict(loop: EventLoop, node: NodeId) -> None:
+    """What an audit does: here with the next event of the node's."""
+    take = machine._take
+    evidence = Evidence(1, Offence.FORGED_SEAL, "it sealed what is not the mean")
+
+    def taken(state: State, event: ev.Event, now: float, out: list[ev.Effect]) -> State:
+        return conduct.charge(take(state, event, now, out), node, evidence, out)
+
+    machine._take = taken
+    try:
+        await loop.submit(ev.Suspected(node, 1, "to be judged"))
+    finally:
+        machine._take = take
+
+
+def test_a_banned_node_is_refused_until_the_operator_pardons_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            eve, bo = c.node(), c.node()
+            reply = await eve.join()
+            await bo.join(name="bo")
+            await convict(c.event_loop, NodeId(reply.node_id))
+            secret = reply.session.partition(".")[0]
+            assert "was revoked (ada came with it" in await refused(c.node().join(), Code.PERMISSION_DENIED)
+            eve.token = c.journal.issue_token("another", 1, math.inf)
+            for session in (secret, ""):  # with its key alone, too
+                sentence = await refused(eve.join(session), Code.PERMISSION_DENIED)
+                assert "banned from the run: in round 1 it sealed what is not the mean" in sentence
+            with closing(Journal(tmp_path, lock=False)) as beside:
+                beside.ask_pardon(NodeId(reply.node_id), "its memory was broken")
+            async with asyncio.timeout(SOON):
+                await c.event_loop.wait_until(lambda state: not state.conduct.strikes)
+            assert (await eve.join(secret)).node_id == reply.node_id
+            async with asyncio.timeout(SOON):
+                while await asyncio.to_thread(c.journal.pardons):  # it is entered at the next look
+                    await asyncio.sleep(0)
+            found = [(d.number, d.consequence) for _, d in c.journal.decisions()]
+            assert found == [(1, Consequence.BANNED), (2, Consequence.PARDONED)]
+
+    asyncio.run(story())
+
+
+async def lie(loop: EventLoop) -> NodeId:
+    """Two nodes begin a run, and one of them claims samples that it does not have."""
+    for number in (1, 2):
+        node = NodeId(f"n{number}")
+        await loop.submit(ev.Joined(node, 1, str(node), ":1", f"{number}" * 32))
+        await loop.submit(ev.Connected(node, 1))
+        await loop.submit(ev.LayoutReported(node, 1, 40, digest("layout")))
+        await loop.submit(ev.StateReported(node, 1, 0, digest("state 0")))
+    assert loop.state.round.phase is Phase.INNER
+    front = loop.state.leases.by_node[node][0][0]
+    await loop.submit(ev.ContributionReady(node, 1, 1, ev.Contribution(10_000, 10, 2.0, 1.0, front)))
+    return node
+
+
+def test_decisions_are_in_the_journal_once_however_often_the_coordinator_starts(tmp_path: Path) -> None:
+    async def story(first: bool) -> list[ev.Decision]:
+        async with coordinator(tmp_path) as c:
+            if first:
+                await lie(c.event_loop)
+            assert c.event_loop.state.conduct.decisions == 1
+            return [d for _, d in c.journal.decisions()]
+
+    found = asyncio.run(story(True))
+    assert [(d.number, d.node, d.evidence.offence) for d in found] == [(1, "n2", Offence.FALSE_CLAIM)]
+    for _ in range(2):
+        assert asyncio.run(story(False)) == found
+
+
+def test_a_pardon_that_was_asked_for_while_the_coordinator_was_away_is_taken(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            node = await lie(c.event_loop)
+            assert not conduct.may_own(c.event_loop.state, node)
+        with closing(Journal(tmp_path, lock=False)) as beside:
+            beside.ask_pardon(node, "it was the disk")
+        async with coordinator(tmp_path) as c:
+            async with asyncio.timeout(SOON):
+                await c.event_loop.wait_until(lambda state: conduct.may_own(state, node))
+            assert c.journal.decisions()[-1][1].evidence.sentence == "the operator pardons it: it was the disk"
+
+    asyncio.run(story())

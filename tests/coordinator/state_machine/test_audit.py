@@ -1,0 +1,256 @@
+"""Audits of sealed chunks, as the coordinator's machine decides on them: who lies is found, nobody else is."""
+
+import pytest
+from audit_world import AuditWorld, Lies, liar, nonces
+
+from atoll.comm.evidence import Offence
+from atoll.comm.ids import NodeId, Round
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
+from atoll.coordinator.service.view import affected_nodes, view
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.state import fail_attempt
+
+N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
+
+
+def caught_at_once(lies: Lies, count: int = 8, leaves: int = 0) -> list[AuditWorld]:
+    """Worlds in which every chunk is audited."""
+    worlds = [AuditWorld(nonce, lies, count, leaves, "1000").run() for nonce in nonces(0, 3)]
+    for world in worlds:
+        assert world.charged().keys() <= lies.keys(), (world.charged(), world.notes)
+    return worlds
+
+
+@pytest.mark.parametrize("lie", ["seal", "bad receipt", "two receipts"])
+def test_an_owner_that_lies_is_banned_and_nothing_of_it_is_committed(lie: str) -> None:
+    for world in caught_at_once(liar(3, lie)):
+        assert world.convicted() == {N3} and world.charged() == {N3: {Offence.FORGED_SEAL}}
+        assert N3 not in world.state.members.here
+        assert not world.wrong()
+
+
+def test_an_owner_that_gives_no_receipt_loses_its_chunks_and_is_remembered() -> None:
+    for world in caught_at_once(liar(3, "seal", "no receipt")):
+        assert world.charged() == {N3: {Offence.SILENT}} and not world.convicted()
+        assert world.state.pending is not None and N3 not in world.state.pending.shares
+
+
+def test_a_contributor_that_shows_other_bytes_than_it_sent_is_banned() -> None:
+    for world in caught_at_once(liar(3, "input")):
+        assert world.charged() == {N3: {Offence.FORGED_INPUT}} and world.convicted() == {N3}
+        facts = dict(world.decisions[0].evidence.facts)
+        assert facts["sent"] != facts["shown"] and bytes.fromhex(facts["salt"])
+
+
+def test_a_contributor_that_shows_nothing_is_left_out_and_remembered() -> None:
+    for world in caught_at_once(liar(3, "no input")):
+        assert world.charged() == {N3: {Offence.SILENT}}
+        assert world.state.pending is not None and N3 not in world.state.makers
+
+
+@pytest.mark.parametrize("lie", ["audit", "invention"])
+def test_an_auditor_that_lies_is_charged_and_what_it_slanders_stands(lie: str) -> None:
+    for world in caught_at_once(liar(3, lie)):
+        assert world.charged() == {N3: {Offence.FALSE_AUDIT}}
+        assert world.state.pending is not None and world.state.pending.attempts == 1
+
+
+def test_an_auditor_that_slanders_a_contributor_harms_nobody() -> None:
+    for world in caught_at_once(liar(3, "slander")):
+        assert not world.charged()
+        assert world.state.pending is not None and world.state.pending.attempts == 1
+
+
+def test_an_auditor_that_does_not_answer_is_charged_and_another_one_named() -> None:
+    for world in caught_at_once(liar(3, "mute")):
+        assert world.charged() == {N3: {Offence.SILENT}}
+        assert world.state.pending is not None and world.state.pending.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("seal", "cover"), ("seal", "cover")),
+        (("seal",), ("cover",)),
+        (("seal",), ("audit", "cover")),
+        (("seal",), ("no input", "cover")),
+        (("seal",), ("input", "cover")),
+        (("seal", "no receipt"), ("slander", "cover")),
+        (("seal",), ("mute",)),
+        (("two receipts", "seal"), ("cover",)),
+    ],
+)
+def test_of_two_of_eight_that_collude_nobody_honest_is_charged_and_what_they_sealed_is_not_committed(
+    first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    for world in caught_at_once(liar(2, *first) | liar(3, *second)):
+        assert world.charged() and not world.wrong()
+
+
+def test_leaves_are_audited_and_audit_nobody() -> None:
+    for world in caught_at_once(liar(2, "seal"), leaves=3):
+        assert world.convicted() == {N2}
+
+
+def test_fewer_than_three_that_can_be_dialled_are_not_audited() -> None:
+    for count, leaves in ((2, 0), (4, 2)):
+        world = AuditWorld(b"nonce", liar(1, "seal"), count=count, leaves=leaves, audit="1000").run()
+        assert not world.audited and not world.decisions
+
+
+def test_of_three_members_two_take_the_third_its_chunks_and_convict_nobody() -> None:
+    for world in caught_at_once(liar(3, "seal"), count=3):
+        assert not world.charged() and not world.wrong()
+        assert world.state.pending is not None and N3 not in world.state.pending.shares
+        assert world.state.pending.attempts == 2
+
+
+def test_a_run_without_audits_signs_nothing() -> None:
+    world = AuditWorld(b"nonce", audit="0").run()
+    assert not world.audited and not world.state.round.salt
+
+
+def test_a_seal_that_leaves_a_contributor_out_is_not_taken() -> None:
+    world = AuditWorld(b"nonce")
+    r = world.state.round
+    assert r.plan is not None
+    owner, fence = r.ledger.owners[0], r.plan.fence
+    assert owner is not None
+    for inputs in (b"\x01", b"\x7f", b"\xfe"):
+        world.feed(ev.ChunksSealed(owner, 1, fence, ((0, world.lie(0), inputs),)))
+        assert not world.state.round.ledger.sealed
+    world.feed(ev.ChunksSealed(owner, 1, fence, ((0, world.lie(0), b"\xff"),)))
+    assert world.state.round.ledger.sealed.keys() == {0}
+
+
+def test_an_owner_that_goes_while_it_is_audited_leaves_nothing_behind() -> None:
+    world = AuditWorld(b"nonce", audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    assert len(world.state.round.audits) == world.chunks
+    owner = world.state.round.ledger.owners[0]
+    assert owner is not None
+    world.feed(ev.Leaving(owner, 1, "it has had enough"))
+    assert all(o != owner for o in world.state.round.ledger.owners)
+    world.run()
+    assert not world.decisions and world.state.pending is not None and owner not in world.state.pending.shares
+
+
+def views(world: AuditWorld) -> dict[NodeId, pb.View]:
+    return {node: view(world.state, node) for node in world.state.members.here}
+
+
+def test_auditors_are_told_what_to_recompute_until_they_have_and_leaves_whom_to_show_it() -> None:
+    world = AuditWorld(b"nonce", leaves=2, audit="1000")
+    before = world.state
+    first = next(iter(world.due()))
+    world.feed(first)
+    (audit,) = world.state.round.audits.values()
+    assert len(audit.named) == 2 and audit.owner not in audit.named
+    assert affected_nodes(before, world.state) == {*audit.named, NodeId("n7"), NodeId("n8")}
+    for node, told in views(world).items():
+        wanted = [(c.chunk, c.since, c.inputs, c.seconds) for c in told.audits]
+        expected = [(audit.chunk, 1, b"\xff", audit.seconds)] if node in audit.named else []
+        assert wanted == expected
+        leaf = node in ("n7", "n8")
+        assert {d.node_id for d in told.auditors} == (set(audit.named) if leaf else set())
+        assert told.plan.salt == world.state.round.salt and len(told.plan.salt) == 16
+    auditor = next(iter(audit.named))
+    world.feed(world.finding(auditor, audit))
+    assert not view(world.state, auditor).audits
+    assert auditor not in {d.node_id for d in view(world.state, NodeId("n8")).auditors}
+
+
+def test_an_audit_is_what_it_was_when_the_coordinator_comes_back() -> None:
+    world = AuditWorld(b"nonce", liar(3, "seal"), audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    salt, audits = world.state.round.salt, world.state.round.audits
+    world.feed(ev.Started(2, b"another nonce"))
+    assert (world.state.round.salt, world.state.round.audits) == (salt, audits) and audits
+    world.run()
+    assert world.convicted() == {N3}
+
+
+def test_what_is_said_of_another_audit_or_by_somebody_who_was_not_asked_changes_nothing() -> None:
+    world = AuditWorld(b"nonce", audit="1000")
+    world.feed(next(iter(world.due())))
+    (audit,) = world.state.round.audits.values()
+    asked = next(iter(audit.named))
+    others = [n for n in world.state.members.here if n not in audit.named]
+    right = replace(world.finding(asked, audit), digest=b"w" * 16)
+    before = world.state
+    for event in (
+        *(replace(right, node=node) for node in others),
+        replace(right, chunk=audit.chunk + 1),
+        replace(right, fence=right.fence._replace(attempt=2)),
+        replace(right, fence=right.fence._replace(round=Round(2))),
+        replace(right, life=2),
+    ):
+        world.feed(event)
+        assert world.state == before
+
+
+def test_an_owner_that_goes_between_two_attempts_leaves_nothing_behind_either() -> None:
+    world = AuditWorld(b"nonce", liar(3, "seal"), audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    assert len(world.state.round.audits) == world.chunks
+    world.state = fail_attempt(world.state, "a test says so", world.now)
+    world.feed(ev.Leaving(N3, 1, "it has had enough"))
+    world.run()
+    assert not world.wrong() and not world.decisions
+
+
+def test_a_mute_auditor_holds_a_round_up_for_a_few_seconds_and_is_not_named_again_soon() -> None:
+    for world in caught_at_once(liar(3, "mute")):
+        assert world.now - 10.0 <= 8.0
+        again = AuditWorld(b"later", audit="1000")
+        again.state = replace(again.state, conduct=world.state.conduct)
+        for event in list(again.due()):
+            again.feed(event)
+        audits = again.state.round.audits.values()
+        assert len(audits) == again.chunks and all(N3 not in a.named and len(a.named) == 2 for a in audits)
+
+
+def test_a_mute_auditor_is_named_where_others_are_too_few() -> None:
+    world = AuditWorld(b"nonce", count=3, audit="1000")
+    strikes = AuditWorld(b"nonce", liar(3, "mute"), audit="1000").run().state.conduct
+    world.state = replace(world.state, conduct=strikes)
+    for event in list(world.due()):
+        world.feed(event)
+    for audit in world.state.round.audits.values():
+        assert len(audit.named) == 2 and audit.owner not in audit.named
+
+
+def test_an_auditor_has_the_time_that_the_exchange_shows_it_to_need() -> None:
+    def seconds(elapsed: float, predicted: float) -> float:
+        world = AuditWorld(b"nonce", audit="1000")
+        plan = world.state.round.plan
+        assert plan is not None
+        plan = replace(plan, predicted=predicted)
+        world.state = replace(world.state, round=replace(world.state.round, plan=plan))
+        world.now += elapsed
+        world.feed(next(iter(world.due())))
+        (audit,) = world.state.round.audits.values()
+        (until,) = set(audit.named.values())
+        assert until == world.now + audit.seconds + 1.0  # for the way there and back
+        return audit.seconds
+
+    assert seconds(0.0, 0.0) == 3.0
+    assert seconds(1.5, 0.0) == 9.0
+    assert seconds(0.0, 4.0) == 7.0  # a quarter of it moves what comes to one chunk of 16 from 8
+    assert 10.0 < seconds(1000.0, 0.0) < 10.1  # as one that fetches its inputs slowly needs it
+
+
+def test_who_is_named_in_the_place_of_a_mute_auditor_has_more_time() -> None:
+    world = AuditWorld(b"nonce", audit="1000")
+    world.feed(next(iter(world.due())))
+    (before,) = world.state.round.audits.values()
+    world.now = max(before.named.values())
+    world.feed(ev.Tick())
+    (audit,) = world.state.round.audits.values()
+    assert audit.silent == before.named.keys() and len(audit.named) == 2
+    assert audit.seconds == 2 * before.seconds
+    assert set(audit.named.values()) == {world.now + audit.seconds + 1.0}

@@ -1,0 +1,80 @@
+"""Lateness in a reduce: how long an attempt may take, and whom a timeout is held against."""
+
+from dataclasses import replace
+
+import pytest
+from member_story import Story
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import conduct, lateness
+from atoll.coordinator.state_machine.members import suspect
+from atoll.coordinator.state_machine.state import State
+
+NAMES = ["a", "b", "c", "d"]
+ALL = [NodeId(f"n{i}") for i in range(1, 5)]
+
+
+@pytest.fixture
+def story() -> Story:
+    story = Story(NAMES)
+    story.train()
+    return story
+
+
+def predicting(state: State, seconds: float, attempt: int = 1) -> State:
+    assert state.round.plan is not None
+    plan, ledger = replace(state.round.plan, predicted=seconds), replace(state.round.ledger, attempt=attempt)
+    rounds = replace(state.config.rounds, reduce_timeout=600.0)
+    round_ = replace(state.round, plan=plan, ledger=ledger)
+    return replace(state, config=replace(state.config, rounds=rounds), round=round_)
+
+
+def test_a_timeout_is_ten_times_the_prediction_and_time_for_the_arithmetic(story: Story) -> None:
+    state = story.state
+    assert lateness.reduce_timeout(predicting(state, 0.0)) == 600.0, "nothing is known of the links"
+    assert lateness.reduce_timeout(predicting(state, 0.001)) == pytest.approx(30.01, abs=0.001)
+    assert lateness.reduce_timeout(predicting(state, 7.0)) == pytest.approx(100.0, abs=0.001)
+    assert lateness.reduce_timeout(predicting(state, 1000.0)) == 600.0
+    large = replace(predicting(state, 7.0), layout=(10**9, b""))
+    assert lateness.reduce_timeout(large) == pytest.approx(200.0)
+
+
+def test_each_further_attempt_has_twice_the_time(story: Story) -> None:
+    found = [lateness.reduce_timeout(predicting(story.state, 7.0, attempt)) for attempt in (1, 2, 3, 4, 99)]
+    assert found == pytest.approx([100.0, 200.0, 400.0, 600.0, 600.0], abs=0.01)
+
+
+def late(story: Story, *nodes: NodeId) -> set[NodeId]:
+    """Who is charged."""
+    state = lateness.hold_to_account(story.state, nodes, story.now + 60, [])
+    return {n for n in ALL if conduct.consequence(state, n) is not None}
+
+
+def test_owners_that_do_not_seal_are_held_to_account_where_others_do(story: Story) -> None:
+    assert late(story, ALL[2]) == {ALL[2]}
+    assert late(story, *ALL[:2]) == set(ALL[:2])
+    assert late(story, *ALL[:3]) == set() == late(story, *ALL), "it is rather the network"
+
+
+def test_members_that_say_nothing_are_held_to_account_where_others_do(story: Story) -> None:
+    story.do("seal", NAMES)
+    assert late(story, ALL[2]) == {ALL[2]}
+    assert late(story, *ALL[:3]) == set()
+
+
+def test_who_is_suspected_is_not_late(story: Story) -> None:
+    story.state = replace(story.state, members=suspect(story.state.members, ALL[2], "its connection broke"))
+    assert late(story, *ALL[1:3]) == {ALL[1]}
+
+
+def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_held_against_it(
+    story: Story,
+) -> None:
+    here = {n: replace(m, up=40.0, down=40.0) for n, m in story.state.members.here.items()}
+    here[ALL[2]] = replace(here[ALL[2]], up=0.0, down=0.0)
+    state = predicting(replace(story.state, members=replace(story.state.members, here=here)), 7.0)
+    assert state.round.plan is not None
+    opened = state.round.plan.opened_at
+    assert [lateness.is_overdue(state, opened + s) for s in (99, 101, 599, 601)] == [False, False, False, True]
+    struck = lateness.hold_to_account(state, [ALL[2]], opened + 601, [])
+    assert [lateness.is_overdue(struck, opened + s) for s in (99, 101)] == [False, True]

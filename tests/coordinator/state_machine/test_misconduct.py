@@ -1,0 +1,218 @@
+"""Members that cost the others time, or say what is not, over many rounds: each is remembered, and nobody else is
+held to account for it."""
+
+from collections import Counter
+from dataclasses import replace
+
+from member_story import Story
+
+from atoll.comm.evidence import Offence
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import conduct
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.state import Phase
+
+NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
+ROUNDS = 20
+
+
+def test_who_never_seals_costs_a_few_rounds_and_owns_nothing_then() -> None:
+    story = Story(NAMES, "c")
+    seconds, owned = list[float](), list[bool]()
+    for _ in range(ROUNDS):
+        story.train()
+        owned.append(story.liar in story.owners())
+        seconds.append(story.reduce(seals=False))
+    assert sum(owned) <= 5, "it owned chunks in most rounds"
+    assert sum(s > 30 for s in seconds) <= 5, f"seconds of each reduce: {seconds}"
+    assert {m.name for m in story.state.members.here.values()} == set(NAMES), "nobody is out"
+    others = [n for n in story.state.members.here if n != story.liar]
+    assert all(conduct.consequence(story.state, n) is None for n in others), "others are held to account"
+
+
+def test_who_never_says_that_it_holds_the_chunks_is_left_out_after_a_few_rounds() -> None:
+    story = Story(NAMES, "c")
+    seconds, took_part = list[float](), list[bool]()
+    for _ in range(ROUNDS):
+        story.train()
+        took_part.append(story.liar in story.state.round.participants)
+        seconds.append(story.reduce(holds=False))
+    assert sum(s > 30 for s in seconds) <= 8, f"seconds of each reduce: {seconds}"
+    assert not all(took_part[6:12]), "it took part in every round"
+    others = [n for n in story.state.members.here if n != story.liar]
+    assert all(conduct.consequence(story.state, n) is None for n in others), "others are held to account"
+
+
+def test_who_is_silent_is_still_needed_where_the_run_has_nobody_else() -> None:
+    story = Story(["a", "b"], "b")
+    story.set("members.minimum", "2")
+    for _ in range(8):
+        story.train()
+        assert set(story.state.round.participants) == {NodeId("n1"), NodeId("n2")}
+        story.do("seal", ["a", "b"])
+        story.do("held", ["a"])
+        story.do("wait", ["61"])
+        story.reduce()
+    assert not conduct.may_contribute(story.state, story.liar), "it is told, and the run goes on with it"
+    assert not conduct.refusal(story.state, story.liar)
+
+
+def test_a_timeout_follows_the_prediction() -> None:
+    story = Story(NAMES, "c")
+    here = story.state.members.here
+    rates = {n: replace(m, up=40.0, down=40.0, seen_up=40.0, seen_down=40.0, measured=9) for n, m in here.items()}
+    story.state = replace(story.state, members=replace(story.state.members, here=rates))
+    story.set("rounds.reduce_timeout", "6000")
+    story.train()
+    plan = story.state.round.plan
+    assert plan is not None and 0 < plan.predicted < 10
+    assert 30 < story.reduce(seals=False, limit=7000) < 40 + 10 * plan.predicted
+
+
+def accuse(story: Story, accuser: str, accused: str, number: int) -> None:
+    """Twice in the round, as far as it has a say in it."""
+    for _ in range(2):
+        for _ in range(40):
+            if story.state.round.phase is Phase.REDUCING:
+                break
+            story.do("wait", ["0.25"])
+        if story.state.round.number == number and story.contributes(story.node(accuser)):
+            story.do("lost", [accuser, accused])
+
+
+def test_who_accuses_one_member_in_every_round_does_not_keep_it_out() -> None:
+    story = Story(NAMES, "a")
+    victim, counted = story.node("h"), list[bool]()
+    for _ in range(ROUNDS):
+        story.train()
+        accuse(story, "a", "h", story.state.round.number)
+        story.reduce()
+        pending = story.state.pending
+        counted.append(pending is not None and victim in pending.contributors)
+    assert sum(counted) >= ROUNDS - 3, f"h counted in {counted}"
+    assert all(counted[5:]), f"h counted in {counted}"
+    assert conduct.consequence(story.state, victim) is None
+
+
+def test_who_accuses_one_after_the_other_is_left_out() -> None:
+    story = Story(NAMES, "a")
+    counted, attempts = Counter[str](), list[int]()
+    for k in range(ROUNDS):
+        story.train()
+        accuse(story, "a", NAMES[1 + k % 7], story.state.round.number)
+        story.reduce()
+        pending = story.state.pending
+        assert pending is not None
+        counted.update(story.name(n) for n in pending.contributors)
+        attempts.append(pending.attempts)
+    assert all(counted[name] >= ROUNDS - 4 for name in NAMES[1:]), counted
+    assert counted["a"] < ROUNDS - 4 and min(attempts[10:]) == 1, (counted, attempts)
+    strikes = story.state.conduct.strikes["n1"]
+    assert Offence.ACCUSER in strikes.latest and strikes.quarantines, "it is held to account for it"
+    assert all(conduct.may_contribute(story.state, story.node(name)) for name in NAMES[1:])
+
+
+def test_two_who_accuse_one_do_not_keep_it_out() -> None:
+    story = Story(NAMES)
+    victim, counted = story.node("h"), list[bool]()
+    for _ in range(ROUNDS):
+        story.train()
+        number = story.state.round.number
+        accuse(story, "a", "h", number)
+        accuse(story, "b", "h", number)
+        story.reduce()
+        pending = story.state.pending
+        counted.append(pending is not None and victim in pending.contributors)
+    assert sum(counted) >= ROUNDS - 3, f"h counted in {counted}"
+    assert conduct.may_contribute(story.state, victim)
+
+
+def test_a_path_that_is_really_broken_keeps_neither_of_its_ends_out() -> None:
+    story = Story(NAMES)
+    counted = Counter[str]()
+    for _ in range(ROUNDS):
+        story.train()
+        for _ in range(2):
+            ends = [story.node(name) for name in ("c", "h")]
+            needed = all(story.contributes(n) for n in ends) and story.owners().intersection(ends)
+            if needed:
+                story.do("lost", ["c", "h"])
+                story.do("lost", ["h", "c"])
+                while story.state.round.phase is not Phase.REDUCING:
+                    story.do("wait", ["0.25"])
+        story.reduce()
+        pending = story.state.pending
+        assert pending is not None
+        counted.update(story.name(n) for n in pending.contributors)
+    assert all(counted[name] >= ROUNDS - 3 for name in NAMES), counted
+    assert all(conduct.may_contribute(story.state, n) for n in story.state.members.here)
+
+
+def claim_too_much(story: Story, name: str) -> None:
+    node = story.node(name)
+    lease = story.state.leases.by_node[node]
+    work = ev.Contribution(10_000, 10, 2.0, 1.0, lease[0][0])
+    story.feed(ev.ContributionReady(node, story.member(node).life, story.state.round.number, work))
+
+
+def test_who_is_evicted_for_a_lie_and_comes_back_at_once_is_not_trusted_as_before() -> None:
+    story = Story(NAMES, "c")
+    for _ in range(2):
+        claim_too_much(story, "c")
+        assert story.liar not in story.state.members.here
+        story.do("back", ["c"])
+        story.do("state", ["c", str(story.state.committed)])
+        story.train()
+        story.reduce()
+        story.train()
+        assert story.liar not in story.owners()
+        story.reduce()
+    for _ in range(10):
+        assert story.liar not in story.state.round.participants, "its work is taken after two lies"
+        assert "its work is not taken" in story.state.members.here[story.liar].shown_reason
+        story.train()
+        story.reduce()
+    for _ in range(10):
+        story.train()
+        story.reduce()
+    assert story.liar in story.state.round.participants and not story.state.members.here[story.liar].shown_reason
+
+
+def test_who_lies_again_and_again_is_refused() -> None:
+    story, lies = Story(NAMES, "c"), 0
+    for _ in range(30):
+        if story.liar in story.state.round.participants:
+            claim_too_much(story, "c")
+            lies += 1
+            if conduct.refusal(story.state, story.liar):
+                break
+            story.do("back", ["c"])
+            story.do("state", ["c", str(story.state.committed)])
+        story.train()
+        story.reduce()
+    assert lies == 3 and story.liar not in story.state.members.here
+    assert "too often" in conduct.refusal(story.state, story.liar)
+
+
+def test_only_the_lone_liar_of_a_dispute_is_struck() -> None:
+    story = Story(NAMES[:5], "c")
+    story.train()
+    story.do("seal", NAMES[:5])
+    story.do("held", ["a", "b", "d", "e"])
+    story.do("held", ["c", "word=other"])
+    story.do("held", ["c", "word=other", "proven=1"])
+    assert story.liar not in story.state.members.here
+    assert not conduct.may_own(story.state, story.liar)
+    others = [n for n in story.state.members.here if n != story.liar]
+    assert len(others) == 4 and all(conduct.consequence(story.state, n) is None for n in others)
+
+
+def test_a_member_that_is_gone_is_not_late() -> None:
+    story = Story(NAMES, "c")
+    for _ in range(8):
+        story.train()
+        story.do("disconnect", ["c"])
+        story.do("wait", ["1"])
+        story.do("connect", ["c"])
+        story.reduce(seals=False, holds=False)
+    assert {story.name(n) for n in story.state.members.here} >= set(NAMES) - {"c"}

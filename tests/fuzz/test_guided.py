@@ -1,0 +1,45 @@
+"""Each decoder under atheris for a few seconds, from its examples and its corpus on: mutations that reach new code
+are mutated on. ATOLL_GUIDED_SECONDS=N takes N seconds for each."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz.decoders import DECODERS
+
+SECONDS = int(os.environ.get("ATOLL_GUIDED_SECONDS", "2"))
+MARGIN = 120  # seconds to start, and for the last input
+TESTS = Path(__file__).parent.parent
+
+
+def guided(name: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run atheris, which ends without the interpreter's last steps: what it leaves is all in `folder`."""
+    if importlib.util.find_spec("atheris") is None:
+        pytest.fail("atheris is not installed; it is for Linux on x86-64, and comes with the extra `dev`")
+    path = os.pathsep.join([str(TESTS), str(TESTS / "tools")])
+    inputs, temporary = folder / "inputs", folder / "temporary"
+    for made in (inputs, temporary):
+        made.mkdir()
+    command = [sys.executable, "-P", "-m", "fuzz.guided", name, str(inputs), *options]
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}
+    limit = SECONDS + MARGIN
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DECODERS)
+def test_no_mutation_ends_a_decoder_otherwise_than_its_callers_know(name: str, tmp_path: Path) -> None:
+    done = guided(name, tmp_path, f"-max_total_time={SECONDS}", "-seed=1")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert (runs := re.search(r"Done (\d+) runs", done.stderr)), done.stderr[-6000:]
+    assert int(runs[1]) > 0
+
+
+def test_a_fault_ends_it_and_its_input_is_printed(tmp_path: Path) -> None:
+    done = guided("faulty", tmp_path, "-runs=100")
+    assert done.returncode != 0
+    assert f"for tests/fuzz/inputs/faulty.hex: {b'fault'.hex()}\n" in done.stderr, done.stderr[-3000:]

@@ -1,0 +1,80 @@
+"""Members with a bad habit among honest ones, on the virtual clock: what it costs, and for how long."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from sim.node import Host
+from sim.test_scenarios import CONFIG, committed
+from sim.truth import CHUNK
+from sim.world import World
+
+from atoll.comm.config.run import RunConfig
+from atoll.comm.evidence import Offence
+from atoll.coordinator.state_machine import conduct
+from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.state import Phase
+
+MEMBERS, ROUNDS = 6, 16
+QUICK: RunConfig = replace(
+    CONFIG,
+    rounds=replace(CONFIG.rounds, inner_steps=20, reduce_timeout=30.0),
+    members=replace(CONFIG.members, start=MEMBERS),
+)
+HABITS = ("never seals", "never holds", "hoards", "accuses", "turns", "slanders")
+
+
+class Village:
+    """Six members, one of which has a habit, for some rounds."""
+
+    def __init__(self, habit: str, seed: int) -> None:
+        self.world = world = World(seed, QUICK, [1.0] * MEMBERS)
+        world.numel = MEMBERS * CHUNK - 3
+        self.moments = [0.0]
+        try:
+            assert world.until(lambda: world.durable.round.phase is Phase.INNER, 60.0)
+            host: Host = world.hosts["m2"]
+            host.habit = habit
+            for _ in range(ROUNDS):
+                committed(world, 1, 200.0)
+                self.moments.append(world.engine.now)
+            committed(world, 1, 200.0)
+            self.liar = next(n.me for n in world.living if n.host is host)
+            self.records: list[CommitRecord] = list(world.service.journal.rounds())
+            self.state, self.decisions = world.durable, world.service.journal.decisions()
+        finally:
+            world.close()
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each round after the first."""
+        return [b - a for a, b in pairwise(self.moments)][1:]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_bad_habit_costs_a_few_rounds_and_nobody_else(habit: str, seed: int) -> None:
+    village = Village(habit, seed)
+    usual = sorted(village.seconds)[len(village.seconds) // 3]
+    slow = [s for s in village.seconds if s > 1.5 * usual]
+    assert len(slow) <= 7, f"seconds of each round: {village.seconds}"
+    others = {n for n in village.state.members.here if n != village.liar}
+    assert {d.node for _, d in village.decisions} <= {village.liar}, village.decisions
+    for node in others:
+        assert conduct.may_own(village.state, node)
+        left_out = [r.round for r in village.records if node not in r.contributors]
+        assert len(left_out) <= 2, f"{node} is not in rounds {left_out}"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whose_delta_is_turned_is_left_out_after_six_strikes_and_for_longer_the_next_time(seed: int) -> None:
+    village = Village("turns", seed)
+    charged = [d.evidence.round for _, d in village.decisions if d.evidence.offence is Offence.OUTLIER]
+    assert charged[:6] == [2, 3, 4, 5, 6, 7], charged
+    counted = [r.round for r in village.records if village.liar in r.contributors]
+    assert counted[:7] == [1, *charged[:6]] and len(counted) <= 8 < len(village.records) / 1.5, counted
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whoever_slanders_another_in_every_round_has_nobody_charged(seed: int) -> None:
+    assert not Village("slanders", seed).decisions
