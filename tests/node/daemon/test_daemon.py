@@ -62,7 +62,7 @@ def test_the_figures_of_the_trainer_are_in_the_heartbeat_and_in_the_status(tmp_p
         peers = SimpleNamespace(links=lambda: [("n2", 1), ("n2", 2), ("n3", 3)])
         plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=peers)
         control = SimpleNamespace(heartbeat=beats.put, away=0.0)
-        member = SimpleNamespace(plane=plane, control=control, reports=SimpleNamespace(), me="n1")
+        member = SimpleNamespace(plane=plane, control=control, reports=SimpleNamespace(), me="n1", penalty="")
         daemon._member, daemon._heartbeat = cast(Any, member), 60.0
         daemon._state = State(trainer=Training(4, ((0, 8),), True))
         daemon._on_trainer(Progress(4, 7, 2.5, host_bytes=5 << 30, **FIGURES))
@@ -91,7 +91,9 @@ def test_the_figures_of_the_trainer_are_in_the_heartbeat_and_in_the_status(tmp_p
 def test_an_unknown_utilisation_is_none_in_the_status(tmp_path: Path) -> None:
     daemon = Daemon(Invite("there:7", "reef", "t"), NodeConfig(), JoinOptions(tmp_path, "", "", "ada", 0.0))
     plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=SimpleNamespace(links=list))
-    daemon._member = cast(Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1"))
+    daemon._member = cast(
+        Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="")
+    )
     daemon._on_trainer(Progress(4, 7, 2.5, 100.0))
     assert daemon.status()["mfu"] is None and daemon.status()["tokens_per_s"] == 100
 
@@ -101,7 +103,9 @@ def test_what_a_trainer_prepares_is_shown_until_it_takes_orders(
 ) -> None:
     daemon = Daemon(Invite("there:7", "reef", "t"), NodeConfig(), JoinOptions(tmp_path, "", "", "ada", 0.0))
     plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=SimpleNamespace(links=list))
-    daemon._member = cast(Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1"))
+    daemon._member = cast(
+        Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="")
+    )
     monkeypatch.setattr(daemon, "_attach", lambda hello: None)
     monkeypatch.setattr(daemon, "_spawn", lambda task: task.close())
     daemon._on_trainer(Preparing())
