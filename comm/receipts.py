@@ -23,8 +23,14 @@ from atoll.comm.signatures import SIGNATURE_BYTES, PrivateKey, sign, verify
 
 SALT_BYTES = 16
 MAX_RECEIPT_BYTES = 1 << 20  # of a packed receipt
+MAX_FINDING_BYTES = 3 * MAX_RECEIPT_BYTES  # of all receipts of a chunk: its owner's, and its relays' together
 _HEAD = struct.Struct("<HH")
 _END = DIGEST_SIZE + SIGNATURE_BYTES  # bytes behind the places of a record, and the records of a receipt
+
+
+def receipt_bytes(inputs: int) -> int:
+    """The most bytes of a receipt for the contributions of so many places, summed by relays or not."""
+    return min(inputs * (_HEAD.size + 2 + _END) + _END, MAX_RECEIPT_BYTES)
 
 
 class MalformedReceipt(ValueError):

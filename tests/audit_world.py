@@ -9,6 +9,10 @@ The lies, of which a node may have several:
     two receipts    it gives every other auditor another one
     input           it shows another contribution than it sent, signed
     no input        it shows none
+    half input      it shows it to every other auditor
+    sum             as a relay it signs something else than its region's mean
+    nested sum      as a relay it signs that its region's mean is made of another mean
+    no sum          as a relay it signs a mean of contributions of which there is none
     audit           it says that what is well is not
     cover           it says that what a partner sealed is well
     invention       it says that somebody signed two contents, without proof
@@ -33,6 +37,7 @@ from atoll.comm.replace import replace
 from atoll.comm.signatures import PrivateKey
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.state import Audit, Phase, State
 from atoll.coordinator.state_machine.step import step
 
@@ -101,6 +106,7 @@ class AuditWorld:
     leaves: int = 0
     audit: str = "auto"
     chunks: int = CHUNKS
+    levels: int = 1  # 2: the second half of the members is a region of its own, and each region has relays
     decisions: list[ev.Decision] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     audited: set[int] = field(default_factory=set)  # chunks
@@ -111,6 +117,19 @@ class AuditWorld:
         self.state, self.now = replace(before, nonce=self.nonce), 10.0
         self.mute: set[tuple[NodeId, int]] = set()
         self.feed(ready(self.state, NodeId(f"n{self.count}")))  # the last one: the first attempt opens
+        if self.levels == 2:
+            self.divide()
+
+    def divide(self) -> None:
+        """Make two regions of the members, with relays by turns."""
+        r = self.state.round
+        nodes, half = [e.node for e in r.ledger.entries], self.count // 2
+        regions = {node: int(i >= half) for i, node in enumerate(nodes)}
+        owners = [node for node in r.ledger.owners if node is not None]
+        near = [
+            [o if regions[o] == g else nodes[g * half + c % half] for c, o in enumerate(owners)] for g in (0, 1)
+        ]
+        self.state = replace(self.state, round=replace(r, ledger=book.divide(r.ledger, regions, near)))
 
     def feed(self, event: ev.Event) -> None:
         before = self.state.round.ledger
@@ -173,7 +192,24 @@ class AuditWorld:
         return digest(b"-12345 for %d" % c)
 
     def mean(self, c: int, inputs: list[int]) -> bytes:
-        return digest(b"mean", *(self.sent(place, c) for place in inputs))
+        """What an honest owner seals of what it is given."""
+        relay, summed = self.relay(c)
+        lies = self.lies_of(self.node(relay)) if summed else frozenset[str]()
+        given = [self.sent(place, c) for place in inputs if place not in summed]
+        return digest(b"mean", *given, *([self.sum(relay, c, "sum" in lies)] if summed else []))
+
+    def relay(self, c: int) -> tuple[int, tuple[int, ...]]:
+        """The place of whom the chunk's owner is given a mean by, and the places in it; no places: it is given
+        none."""
+        ledger = self.state.round.ledger
+        owner = ledger.owners[c]
+        if c not in ledger.layered or owner is None:
+            return -1, ()
+        other = 1 - ledger.regions[self.place(owner)]
+        return ledger.relays[other][c], tuple(i for i, g in enumerate(ledger.regions) if g == other)
+
+    def sum(self, relay: int, c: int, lie: bool) -> bytes:
+        return digest(b"a lie" if lie else b"sum", *(self.sent(place, c) for place in self.relay(c)[1]))
 
     def node(self, place: int) -> NodeId:
         return self.state.round.ledger.entries[place].node
@@ -186,12 +222,31 @@ class AuditWorld:
 
     def receipt(self, audit: Audit, inputs: list[int], auditor: NodeId) -> Receipt:
         lies, c = self.lies_of(audit.owner), audit.chunk
-        records = [self.record(place, c, self.sent(place, c)) for place in inputs]
+        relay, summed = self.relay(c)
+        records = [self.record(place, c, self.sent(place, c)) for place in inputs if place not in summed]
+        if summed:
+            sum_ = self.sum(relay, c, "sum" in self.lies_of(self.node(relay)))
+            records.append(sign_input(key_of(self.node(relay)), self.state.round.salt, c, relay, sum_, summed))
+            records.sort(key=lambda record: record.place)
         if "bad receipt" in lies or ("two receipts" in lies and int(auditor[1:]) % 2):
             records = records[1:]
         place = self.place(audit.owner)
         salt, mean = self.state.round.salt, audit.digest
         return sign_receipt(key_of(audit.owner), salt, c, audit.since, place, tuple(records), mean)
+
+    def relayed(self, audit: Audit) -> list[bytes]:
+        """The receipt of the relay, if there is one."""
+        c, salt = audit.chunk, self.state.round.salt
+        relay, summed = self.relay(c)
+        if not summed:
+            return []
+        key, lies = key_of(self.node(relay)), self.lies_of(self.node(relay))
+        sum_ = self.sum(relay, c, "sum" in lies)
+        if "nested sum" in lies:
+            records = [sign_input(key, salt, c, relay, sum_, summed)]
+        else:
+            records = [self.record(place, c, self.sent(place, c)) for place in summed]
+        return [sign_receipt(key, salt, c, audit.since, relay, tuple(records), sum_).pack()]
 
     # What an auditor finds
 
@@ -211,8 +266,17 @@ class AuditWorld:
         if "no receipt" in owner:
             return said(silent=(self.place(audit.owner),))
         honest = not lies & {"audit", "invention", "slander"}
-        liars = [i for i in inputs if self.lies_of(self.node(i)) & {"input", "no input"} and self.node(i) != node]
-        if honest and not liars and mean == audit.digest and not owner & {"bad receipt", "two receipts"}:
+        liars = [i for i in inputs if self.shows_no(self.node(i), node) or "input" in self.lies_of(self.node(i))]
+        liars = [i for i in liars if self.node(i) != node]
+        relay, summed = self.relay(c)
+        false_sum = summed and self.lies_of(self.node(relay)) & {"sum", "nested sum", "no sum"}
+        if (
+            honest
+            and not false_sum
+            and not liars
+            and mean == audit.digest
+            and not owner & {"bad receipt", "two receipts"}
+        ):
             return said(mean)
         receipt = self.receipt(audit, inputs, node).pack()
         if "audit" in lies:
@@ -225,12 +289,21 @@ class AuditWorld:
             return said(receipts=(receipt,), shown=shown.pack())
         if owner & {"bad receipt", "two receipts"}:
             return said(receipts=(receipt,))
+        if false_sum and "nested sum" in false_sum:
+            return said(receipts=(receipt, *self.relayed(audit)))
+        if false_sum:
+            return said(receipts=(receipt, *self.relayed(audit)), relay=relay)
         for place in liars:
             if "input" in self.lies_of(self.node(place)):
                 shown = self.record(place, c, digest(b"another"))
                 return said(receipts=(receipt,), shown=shown.pack())
             return said(receipts=(receipt,), silent=(place,))
         return said(mean, receipts=(receipt,))
+
+    def shows_no(self, node: NodeId, auditor: NodeId) -> bool:
+        """Whether a member does not show its contributions to an auditor."""
+        lies = self.lies_of(node)
+        return "no input" in lies or ("half input" in lies and int(auditor[1:]) % 2 == 0)
 
     # What came of it
 

@@ -11,7 +11,7 @@ What an auditor says is believed as far as others can see that it is true
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest
 from atoll.comm.ids import NO_PIN, NodeId
 from atoll.comm.plan import NOBODY, InvalidPlan, Plan
-from atoll.comm.receipts import MAX_RECEIPT_BYTES, InputRecord, MalformedReceipt, Receipt, unpack_receipt
+from atoll.comm.receipts import InputRecord, MalformedReceipt, Receipt, receipt_bytes, unpack_receipt
 from atoll.comm.signatures import SIGNATURE_BYTES
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import DonorLost, FetchClient, FetchItem, NotAvailable
@@ -57,7 +57,7 @@ class AuditFinding:
     receipts: tuple[bytes, ...] = ()  # the owner's, then its relays', as they came
     silent: tuple[int, ...] = ()  # places of those who did not give what was asked
     shown: bytes = b""  # of a contribution that differs from the receipt's: its record, signed by its sender
-    relay: int | None = None  # place of a relay whose mean is not what its inputs come to
+    relay: int | None = None  # place of a relay whose mean is not what its inputs come to, if to anything
 
 
 class _Silent(Exception):
@@ -143,7 +143,7 @@ class _ChunkAudit:
     async def contributions(self) -> dict[int, U8]:
         """What the order's places contributed, of those who show it."""
         try:
-            receipt = await self._receipt(self._plan.owners[self._order.chunk])
+            receipt = await self._receipt(self._plan.owners[self._order.chunk], self._plan.members)
         except (_Silent, _Unsound):
             return {}
         records = [r for r in receipt.records if r.place in self._order.inputs and not r.inputs]
@@ -158,7 +158,7 @@ class _ChunkAudit:
         if c not in plan.layered:  # all contributed to the owner itself: their inputs come while its receipt does
             others = (place for place in order.inputs if place != owner)  # of whom nobody is asked twice at once
             self._early = {place: asyncio.create_task(self._fetch_input(place)) for place in others}
-        receipt = await self._receipt(owner)
+        receipt = await self._receipt(owner, order.inputs)
         sums: list[tuple[int, tuple[int, ...]]] = []
         payloads: dict[int, U8] = {}
         direct = [record for record in receipt.records if not record.inputs]
@@ -166,7 +166,7 @@ class _ChunkAudit:
         for record in receipt.records:
             if record.inputs:
                 mean = await self._region_mean(record)
-                if digest(mean) != record.digest:
+                if mean is None or digest(mean) != record.digest:
                     return b"", record.place
                 payloads[record.place] = mean
                 sums.append((record.place, record.inputs))
@@ -174,15 +174,19 @@ class _ChunkAudit:
         merge = MergeChunk(c, order.since, order.inputs, tuple(sums))
         return digest(await self._sealed(merge, payloads, self._sealing)), None
 
-    async def _region_mean(self, record: InputRecord) -> U8:
-        """A region's mean, recomputed from what its members contributed."""
-        receipt = await self._receipt(record.place)
+    async def _region_mean(self, record: InputRecord) -> U8 | None:
+        """A region's mean, recomputed from what its members contributed; None: they have none, as one of them is
+        nothing that can be merged, and its relay should have refused it."""
+        receipt = await self._receipt(record.place, record.inputs)
         self._check_places(receipt, record.inputs)
         if receipt.mean != record.digest or any(r.inputs for r in receipt.records):
             raise _Unsound
         payloads = await self._inputs(receipt.records)
         order = SumRegion(self._order.chunk, self._order.since, record.inputs)
-        return await self._sealed(order, payloads, mean_of(self._codec))
+        try:
+            return await self._sealed(order, payloads, mean_of(self._codec))
+        except UnusableContribution:
+            return None
 
     async def _sealed(self, order: MergeChunk | SumRegion, payloads: dict[int, U8], sealing: SealFormat) -> U8:
         """The bytes that a member makes of these inputs, by the code with which it does. Raises
@@ -203,12 +207,12 @@ class _ChunkAudit:
 
     # What others have
 
-    async def _receipt(self, place: int) -> Receipt:
+    async def _receipt(self, place: int, inputs: Sequence[object]) -> Receipt:
         """The receipt of the member at `place`, signed by it, whose records are each signed by their places'
-        members."""
+        members. What is larger than any of so many inputs is none: it would have to be reported."""
         plan, order, c = self._plan, self._order, self._order.chunk
         key = plan.members[place].key
-        data = await self._fetch(place, FetchItem.RECEIPT, 0, _may_be_receipt)
+        data = await self._fetch(place, FetchItem.RECEIPT, receipt_bytes(len(inputs)))
         try:
             receipt = unpack_receipt(data)
         except MalformedReceipt:
@@ -258,29 +262,24 @@ class _ChunkAudit:
         size = self._codec.size(self._chunks.size(self._order.chunk)) + SIGNATURE_BYTES
         return await self._fetch(place, FetchItem.INPUT, size)
 
-    async def _fetch(
-        self, place: int, item: FetchItem, size: int, fits: Callable[[int], bool] | None = None
-    ) -> bytes:
-        """What the member at `place` has. Raises `_Silent`."""
+    async def _fetch(self, place: int, item: FetchItem, size: int) -> bytes:
+        """What the member at `place` has: of so many bytes, or a receipt of at most so many. Raises `_Silent`."""
         member, plan, c = self._plan.members[place], self._plan, self._order.chunk
         if member.node == self._me:
             own = await self._plane.peers.evidence(self._me, item.value, plan.round, c)
             if own is None:
                 raise _Silent(place)
             return bytes(own)
-        seconds = max(self._until - self._clock(), 0.0)
-        if item is FetchItem.RECEIPT:
+        seconds, receipt = max(self._until - self._clock(), 0.0), item is FetchItem.RECEIPT
+        if receipt:
             seconds = min(seconds, RECEIPT_SHARE * self._order.seconds)
         address, pin = ("", NO_PIN) if member.leaf else (member.address, member.pin)
         try:
             async with FetchClient(self._plane, member.node, address, pin, any_leaf=False) as client:
+                fits = (lambda length: length <= size) if receipt else None
                 return await client.fetch(item, plan.round, c, size, seconds, fits)
         except (DonorLost, NotAvailable):
             raise _Silent(place) from None
-
-
-def _may_be_receipt(size: int) -> bool:
-    return size <= MAX_RECEIPT_BYTES
 
 
 def places_of(receipt: Receipt) -> list[int]:

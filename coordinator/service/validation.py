@@ -16,7 +16,7 @@ from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.join_proof import is_proven
-from atoll.comm.receipts import MAX_RECEIPT_BYTES
+from atoll.comm.receipts import MAX_FINDING_BYTES
 from atoll.comm.signatures import is_public_key
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
@@ -35,7 +35,6 @@ MAX_SEEN_RATES = 64  # members of which one tells what it saw
 MAX_MEMBER_BITMAP = 2048  # bytes
 MAX_CHUNK_BITMAP = 1 << 14  # bytes
 MAX_PLACES = 8 * MAX_MEMBER_BITMAP  # of a plan
-MAX_RECEIPTS = 256  # of one chunk: its owner's, and its relays'
 MAX_LIKENESSES = 16  # of one replay
 MAX_PARAMETERS = 1 << 42
 MAX_FRAGMENTS = 4096
@@ -142,7 +141,7 @@ class Report:
     def audit_reported(self, m: pb.AuditReported) -> ev.AuditReported:
         """The event of an audit. Raises `ValueError` for what is larger than any receipt, or no digest."""
         digest_ = _digest(m.digest) if m.digest else b""
-        if len(m.receipts) > MAX_RECEIPTS or sum(map(len, m.receipts)) + len(m.shown) > MAX_RECEIPT_BYTES:
+        if len(m.receipts) > MAX_PLACES or sum(map(len, m.receipts)) + len(m.shown) > MAX_FINDING_BYTES:
             raise ValueError(f"{len(m.receipts)} receipts of an audit are larger than they must be")
         if len(m.silent) > MAX_PLACES or max(m.silent, default=0) >= MAX_PLACES:
             raise ValueError("an audit names places that no plan has: they must be places of the plan")

@@ -19,13 +19,14 @@ What an auditor says counts by what others can see of it (`audit_voices`):
                   of its region): the majority of three voices or more convicts the owner (or the relay), or else
                   those that said so were false
     silence       who does not give an auditor what it asks for cannot be told from one whom that auditor slanders:
-                  the majority decides, and it costs strikes, but is no conviction
+                  the majority decides, and it costs strikes, but is no conviction; where there is none, as if who
+                  is spoken of shows some what it does not show others, the round goes on without it, at no charge
 
 Whatever does not come to "well" or "it stands" makes all seals of the owner in this round void: its chunks start
 anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong was ever applied.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from atoll.comm.digest import digest
 from atoll.comm.evidence import Evidence, Offence
@@ -283,12 +284,22 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
                 else f"it summed chunk {c} for its region as something other than its inputs come to"
             )
             return _convict(state, audit, place, sentence, found + said, None, now, out)
-    for place in sorted({voices[n].place for n in of[VoiceKind.SILENT]}):
-        against = [n for n in of[VoiceKind.SILENT] if voices[n].place == place]
-        if 2 * len(against) > total:
-            return _without(state, audit, place, now, out)
+    accusers = _accusers(state, voices)
+    accused = max(accusers, key=lambda p: len(accusers[p]), default=-1)
+    if accused >= 0 and len(accusers[accused]) >= len(of[VoiceKind.OTHER]) + len(of[VoiceKind.RELAY]):
+        others = [n for n in voices if n != state.round.ledger.entries[accused].node]
+        return _without(state, audit, accused, 2 * len(accusers[accused]) > len(others), now, out)
     why = f"the members that audited chunk {c} do not agree"
     return _void(state, audit, why, now, out, doubted=True)
+
+
+def _accusers(state: State, voices: Mapping[NodeId, Voice]) -> dict[int, list[NodeId]]:
+    """Who says of which place that it shows nothing; nobody speaks of itself."""
+    entries, found = state.round.ledger.entries, dict[int, list[NodeId]]()
+    for node, voice in voices.items():
+        if voice.kind is VoiceKind.SILENT and entries[voice.place].node != node:
+            found.setdefault(voice.place, []).append(node)
+    return found
 
 
 def _charge_false(state: State, audit: Audit, node: NodeId, out: list[Effect]) -> State:
@@ -330,8 +341,9 @@ def _convict_contributor(
     return _start_over(state, f"{state.name(culprit)} forged its contribution to chunk {audit.chunk}", now)
 
 
-def _without(state: State, audit: Audit, place: int, now: float, out: list[Effect]) -> State:
-    """Most say that the member at this place does not show what it should: the round goes on without it."""
+def _without(state: State, audit: Audit, place: int, most: bool, now: float, out: list[Effect]) -> State:
+    """Most, or too many to know better, say that the member at this place does not show what it should: the round
+    goes on without it."""
     r = state.round
     node = r.ledger.entries[place].node
     sentence = f"it did not show most auditors of chunk {audit.chunk} what it had of it"
@@ -340,7 +352,12 @@ def _without(state: State, audit: Audit, place: int, now: float, out: list[Effec
     ledger = state.round.ledger
     if node in ledger.contributions and node != audit.owner:
         state = with_round(state, replace(state.round, ledger=book.withdraw(ledger, node)))
-    state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+    if most:
+        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+    else:
+        out.append(
+            Note(f"round {r.number}: {state.name(node)} showed some auditors nothing of chunk {audit.chunk}", node)
+        )
     return _start_over(state, f"{state.name(node)} showed nothing of chunk {audit.chunk} to its auditors", now)
 
 

@@ -72,7 +72,8 @@ def voice_of(state: State, audit: Audit, event: AuditReported) -> Voice:
         key = _key(state, relay)
         if receipt is None or not receipt.signed_by(key, state.round.salt, audit.chunk, audit.since, relay):
             return Voice(VoiceKind.FALSE)
-        flaw = _flaw(state, audit, receipt, record_.inputs)
+        flaw = "it is made of other regions' means" if _sums(receipt) else ""
+        flaw = flaw or _flaw(state, audit, receipt, record_.inputs)
         if not flaw and receipt.mean != record_.digest:
             flaw = f"it is for {receipt.mean.hex()}, and {record_.digest.hex()} was sent"
         if flaw:

@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.comm.receipts import (
+    MAX_FINDING_BYTES,
     MAX_RECEIPT_BYTES,
     InputRecord,
     MalformedReceipt,
+    Receipt,
+    receipt_bytes,
     sign_input,
     sign_receipt,
     unpack_receipt,
@@ -71,3 +74,19 @@ def test_any_bytes_are_a_receipt_or_refused(data: bytes) -> None:
             assert unpack(data).pack() == data
         except MalformedReceipt:
             pass
+
+
+@pytest.mark.parametrize("count", [1, 3, 40, 12_000])
+def test_no_receipts_of_a_chunk_are_larger_than_what_is_taken_of_them(count: int) -> None:
+    """Of contributions alone, of sums of one each, and of one sum of them all; those of the relays beside it."""
+
+    def size(*records: InputRecord) -> int:
+        return len(Receipt(records, bytes(16), bytes(64)).pack())
+
+    def record(place: int, inputs: tuple[int, ...] = ()) -> InputRecord:
+        return InputRecord(place, bytes(16), bytes(64), inputs)
+
+    apart = size(*map(record, range(count)))
+    sums = size(*(record(i, (i,)) for i in range(count)))
+    assert max(apart, sums, size(record(0, tuple(range(count))))) <= receipt_bytes(count) <= MAX_RECEIPT_BYTES
+    assert sums + count * size(record(0)) <= MAX_FINDING_BYTES

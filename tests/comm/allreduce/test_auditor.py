@@ -27,14 +27,14 @@ from reduce_members import (
 
 from atoll.comm.allreduce import merge_executor
 from atoll.comm.allreduce.auditor import AuditFinding, Auditor, AuditOrder
-from atoll.comm.allreduce.input_signer import InputSigner
+from atoll.comm.allreduce.input_signer import InputSigner, with_signature
 from atoll.comm.allreduce.sealing import SealFormat, mean_of
 from atoll.comm.byte_view import U8, Octets
 from atoll.comm.codecs.codec import Codec
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import InvalidPlan, Plan
-from atoll.comm.receipts import SALT_BYTES, unpack_receipt, unpack_record
+from atoll.comm.receipts import SALT_BYTES, sign_input, unpack_receipt, unpack_record
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind
@@ -282,20 +282,21 @@ def test_a_leaf_shows_its_contribution_over_a_connection_that_it_opens() -> None
     run(body())
 
 
+OWNERS, RELAYS = [0, 1, 3, 4, 0, 1, 3, 4, 0, 1], {0: 3, 1: 4, 3: 0, 4: 1}  # of places 0 to 2, and 3 to 4
+LEVELS: dict[str, Any] = {
+    "owners": OWNERS,
+    "regions": (0, 0, 0, 1, 1),
+    "relays": (tuple(o if o < 3 else RELAYS[o] for o in OWNERS), tuple(o if o > 2 else RELAYS[o] for o in OWNERS)),
+    "layered": frozenset(range(10)),
+}
+
+
 def test_in_two_levels_means_are_recomputed_region_by_region_and_a_lying_relay_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def body() -> None:
         async with fleet(5) as planes:
-            owners, relay = [0, 1, 3, 4, 0, 1, 3, 4, 0, 1], {0: 3, 1: 4, 3: 0, 4: 1}
-            near = [o if o < 3 else relay[o] for o in owners]
-            far = [o if o > 2 else relay[o] for o in owners]
-            levels: dict[str, Any] = {
-                "regions": (0, 0, 0, 1, 1),
-                "relays": (tuple(near), tuple(far)),
-                "layered": frozenset(range(10)),
-            }
-            plan = signed_plan(planes, owners=owners, **levels)
+            plan = signed_plan(planes, **LEVELS)
             members = signing(planes, plan)
             async with reducing(*members):
                 for member in members:
@@ -307,7 +308,7 @@ def test_in_two_levels_means_are_recomputed_region_by_region_and_a_lying_relay_i
                         assert found.digest == sealed[c] and len(found.receipts) == 2
             relayed = digest(reference(1, [3, 4], [1.0] * 2))
         async with fleet(5) as planes:
-            plan = signed_plan(planes, owners=owners, **levels)
+            plan = signed_plan(planes, **LEVELS)
             liar(monkeypatch, relayed)
             members = signing(planes, plan)
             async with reducing(*members):
@@ -315,6 +316,53 @@ def test_in_two_levels_means_are_recomputed_region_by_region_and_a_lying_relay_i
                     await member.holds_all()
                 found = await audited(members[2], plan, 1, range(5))
                 assert found.relay == 4 and not found.digest
+
+    run(body())
+
+
+def test_a_relay_is_named_that_signed_a_mean_of_what_cannot_be_merged() -> None:
+    """It and who contributed that lie together: the owner got a mean like any other."""
+
+    async def body() -> None:
+        async with fleet(5) as planes:
+            plan = signed_plan(planes, **LEVELS)
+            members = signing(planes, plan)
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                unusable = ENCODED[3][1].copy()
+                unusable[:] = 0xFF  # scales that are no numbers
+                contributor, relay = members[3].reduction._evidence, members[4].reduction._evidence
+                record = sign_input(KEYS[3], SALT, 1, 3, digest(unusable))
+
+                async def input_(plan: Plan, kind: FrameKind, c: int) -> Octets | None:
+                    return with_signature(unusable, record.signature)
+
+                contributor.answer = input_  # type: ignore[method-assign]
+                since, _, own, mean = relay._merged[1]
+                relay._merged[1] = since, (record,), own, mean
+                found = await audited(members[2], plan, 1, range(5))
+                assert found.relay == 4 and not found.digest and len(found.receipts) == 2
+
+    run(body())
+
+
+def test_a_receipt_is_not_taken_that_is_larger_than_any_of_its_inputs() -> None:
+    """Whoever audits would have to report it, and the coordinator refuse that."""
+
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = signed_plan(planes, owners=[0] * 10)
+            members = signing(planes, plan)
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                inflated = sign_input(KEYS[0], SALT, 3, 0, b"d" * 16, tuple(range(1000)))
+                merged = members[0].reduction._evidence._merged
+                since, _, _, mean = merged[3]
+                merged[3] = since, (inflated,), False, mean
+                found = await audited(members[1], plan, 3, range(3))
+                assert found.silent == (0,) and not found.receipts
 
     run(body())
 

@@ -49,6 +49,30 @@ def test_a_contributor_that_shows_nothing_is_left_out_and_remembered() -> None:
         assert world.state.pending is not None and N3 not in world.state.makers
 
 
+@pytest.mark.parametrize("others", [(), ("audit",), ("slander",)])
+@pytest.mark.parametrize("count", [4, 5, 6, 8, 9])
+def test_a_contributor_that_shows_some_what_it_does_not_show_others_does_not_hold_the_round(
+    count: int, others: tuple[str, ...]
+) -> None:
+    for world in caught_at_once(liar(3, "half input", *others), count):
+        assert world.charged().get(N3, set()) <= {Offence.SILENT, Offence.FALSE_AUDIT} and not world.convicted()
+        assert world.state.pending is not None and world.state.pending.attempts <= 4
+
+
+@pytest.mark.parametrize("lie", ["sum", "nested sum", "no sum"])
+def test_a_relay_that_lies_is_banned_and_no_owner_that_believed_it(lie: str) -> None:
+    for nonce in nonces(0, 3):
+        world = AuditWorld(nonce, liar(3, lie), audit="1000", levels=2).run()
+        assert world.charged() == {N3: {Offence.FORGED_SEAL}} and world.convicted() == {N3}, world.notes
+        assert not world.wrong()
+
+
+def test_a_round_in_two_levels_of_honest_members_is_found_well() -> None:
+    world = AuditWorld(b"nonce", audit="1000", levels=2).run()
+    assert len(world.audited) == world.chunks and not world.decisions
+    assert world.state.pending is not None and world.state.pending.attempts == 1
+
+
 @pytest.mark.parametrize("lie", ["audit", "invention"])
 def test_an_auditor_that_lies_is_charged_and_what_it_slanders_stands(lie: str) -> None:
     for world in caught_at_once(liar(3, lie)):

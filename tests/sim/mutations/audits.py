@@ -48,6 +48,27 @@ MUTATIONS = [
         AUDIT,
     ),
     Mutation(
+        "an owner is convicted of a mean that was made of means",
+        VOICES,
+        'flaw = "it is made of other regions\' means" if _sums(receipt) else ""',
+        'flaw = ""',
+        AUDIT,
+    ),
+    Mutation(
+        "an owner is convicted of what its relay should have refused",
+        "comm/allreduce/auditor.py",
+        "        except UnusableContribution:\n            return None",
+        "        except UnusableContribution:\n            raise",
+        AUDITOR,
+    ),
+    Mutation(
+        "who shows half of the auditors nothing stays",
+        MACHINE,
+        "if accused >= 0 and",
+        "if accused >= 0 and 2 * len(accusers[accused]) > total and",
+        AUDIT,
+    ),
+    Mutation(
         "an owner may leave contributors out",
         C + "state_machine/ledger.py",
         'if must & ~int.from_bytes(inputs, "little"):',
