@@ -11,6 +11,7 @@ What an auditor says is believed as far as others can see that it is true
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import DonorLost, FetchClient, FetchItem, NotAvailable
 from atoll.comm.workers import workers
 
+log = logging.getLogger("atoll.allreduce")
 RECEIPT_SHARE = 0.3  # share of an audit's time that a receipt may take
 ANSWER_SHARE = 0.9  # share of it after which what is not there yet will not come
 
@@ -278,7 +280,8 @@ class _ChunkAudit:
             async with FetchClient(self._plane, member.node, address, pin, any_leaf=False) as client:
                 fits = (lambda length: length <= size) if receipt else None
                 return await client.fetch(item, plan.round, c, size, seconds, fits)
-        except (DonorLost, NotAvailable):
+        except (DonorLost, NotAvailable) as error:
+            log.info(f"round {plan.round}, audit of chunk {c}: {member.node} shows nothing: {error}")
             raise _Silent(place) from None
 
 

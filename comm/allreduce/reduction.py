@@ -124,6 +124,7 @@ class Reduction:
         self._merges: set[asyncio.Task[None]] = set()
         self._terms: dict[int, SealReport] = {}  # by chunk: what is told of the terms of this member's latest mean
         self._sent = Counter[int]()  # by chunk: how often this member's own was sent, or begun to be
+        self._shown = set[int]()  # chunks whose own contributions auditors asked for
         self._fault: BaseException | None = None  # of this node's own
         self._begun = self._over = False
         self._only_plan = True  # so far
@@ -281,6 +282,8 @@ class Reduction:
         may_ask = node in self.plan.verifiers or any(m.node == node for m in self.plan.members if not m.gone)
         if not self._has(c) or self._over or not may_ask:
             return None
+        if kind is FrameKind.GET_INPUT:
+            self._shown.add(c)
         return await self._evidence.answer(self.plan, kind, c)
 
     def joined(self, node: NodeId) -> None:
@@ -427,8 +430,10 @@ class Reduction:
         self._sealed[c] = payload
         self._on_sealed(c, payload)
         own = self._encoded.release(c) if self._encoded is not None else None
-        # If it may have been sealed without them, they may still be on their way, or being read in a merge.
-        if own is not None and of_owner and self._only_plan and self._sent[c] <= 1:
+        # If it may have been sealed without them, they may still be on their way, or being read in a merge; to an
+        # auditor they may be on their way for long.
+        unread = self._only_plan and self._sent[c] <= 1 and c not in self._shown
+        if own is not None and of_owner and unread:
             self._payloads.give_back(own)
 
     def _merge_ended(self, task: "asyncio.Task[None]") -> None:

@@ -215,6 +215,30 @@ def test_an_honest_node_whose_memory_changed_signs_nothing_and_is_only_silent() 
     run(body())
 
 
+def test_what_is_shown_to_an_auditor_stays_while_it_is_on_its_way_and_the_chunk_is_sealed() -> None:
+    """An answer over a slow link is read from the member's memory long after it was given."""
+
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = signed_plan(planes)
+            members = signing(planes, plan)
+            async with reducing(*members):
+                asker = NodeId(plan.members[0].node)
+                shown = []
+                for c in range(CHUNKS.count):
+                    answer = await members[1].reduction.evidence(asker, FrameKind.GET_INPUT, c)
+                    assert answer is not None
+                    shown.append((answer, bytes(answer)))
+                for member in members:
+                    await member.holds_all()
+                buffers = planes[1].peers.buffers
+                for _ in range(len(buffers)):  # others use again what is free
+                    buffers.take(1, 1).base[:] = 0
+                assert all(bytes(answer) == before for answer, before in shown)
+
+    run(body())
+
+
 def test_who_does_not_answer_is_named_in_time() -> None:
     async def body() -> None:
         async with fleet(4) as planes:
