@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from bench.wan import Wan
 from click.testing import CliRunner
 
 from atoll.comm.chunks import Chunks
@@ -103,6 +104,18 @@ def test_peers_agree_on_the_mean_and_move_as_many_bytes_as_the_formula_says(tmp_
     whole = 2 * (3 - 1) / 3 * said["payload_mb"] * 1e6
     for moved in said["tx_bytes"] + said["rx_bytes"]:
         assert abs(moved / whole - 1) < 0.15  # 25 chunks among 3, headers
+
+
+@pytest.mark.e2e
+@pytest.mark.long
+@pytest.mark.root
+def test_auditors_of_chunks_that_crossed_slow_links_find_nothing_wrong(tmp_path: Path) -> None:
+    """What they are shown is on its way for long, while those who show it go on."""
+    with Wan(4, up=200, down=200, rtt=50, name="audited") as wan:
+        where = ["--host", wan.host_template, "--launch-prefix", wan.launch_template]
+        said = measured(tmp_path, "--peers", "3", "--iters", "3", "security.audit=30", *where)
+    assert said["committed"] == [True] * 3 and said["attempts"] == [1] * 3
+    assert said["digests_equal"] and min(said["commit_s"]) > 0
 
 
 @pytest.mark.e2e
