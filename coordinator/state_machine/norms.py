@@ -59,7 +59,7 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
         if square > (told * ratio) ** 2:
             voices = _voices(ledger, place, of_means=False)
             state = _judge(state, place, voices, told, told * ratio, "delta", out)
-    for place, square in sorted(means.items()):
+    for place, square in sorted(means.items()) if state is before else ():  # else a mean may be of what is false
         longest = _longest(state, ledger, ledger.regions[place])
         limit = longest * ratio * (1 + state.config.reduce.norm_growth)
         if square > limit**2:

@@ -73,6 +73,7 @@ from atoll.node.state_machine.state import (
     Move,
     Moving,
     NoState,
+    OuterPosition,
     ReadyWork,
     Reduced,
     Reducing,
@@ -273,11 +274,12 @@ def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
     if counted and state.reached == view.train.round and not view.reached:
         out.append(ReportReached(view.train.round))
     at = state.outer
-    if view.initialise and isinstance(at, NoState) and at.unable:
+    initialises = view.initialise and not _makes_no_state_0(at, view)
+    if view.initialise and not initialises:
         out.append(ReportState(0, b""))
     if view.you == "recovering" and isinstance(at, At) and at.round == view.committed:
         known = view.state_digest != b"" and at.digest == view.state_digest
-        if known or view.initialise:  # it may have state_0 that it is to make: everybody was away
+        if known or initialises:  # it may have state_0 that it is to make: everybody was away
             out.append(ReportState(at.round, at.digest))
 
 
@@ -335,9 +337,9 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
         return state
     if isinstance(state.trainer, Training):  # first the steps at hand are written down, on the state they started
         return _finish(state, state.trainer, out)  # from
-    if view.initialise and isinstance(before, At) and before.round == view.committed and before.digest:
-        return state  # it has made one, and says so (`_repeat`): made again it may have other bits
-    if view.initialise and not (isinstance(before, NoState) and before.unable):
+    if view.initialise and not _makes_no_state_0(before, view):
+        if isinstance(before, At) and before.round == view.committed and before.digest:
+            return state  # it has made one, and says so (`_repeat`): made again it may have other bits
         return _initialise(state, before, view.witness, out)
     if isinstance(before, At) and before.round < view.committed and before.digest == view.state_digest:
         out.append(Renumber(view))
@@ -362,6 +364,12 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
     out.append(Recover(view, differs=False, rebase=rebase))
     turns = state.turns and replace(state.turns, rebased=state.turns.rebased or rebase)
     return replace(_forget_reduced(state), outer=Moving(Move.RECOVER, before), turns=turns)
+
+
+def _makes_no_state_0(at: OuterPosition, view: pb.View) -> bool:
+    """Whether it could not make state 0 when it was asked, or has one of a later round of this run: it would lose
+    that, to check what a round was committed upon."""
+    return at.unable if isinstance(at, NoState) else isinstance(at, At) and min(at.round, view.committed) > 0
 
 
 def _go_back(state: State, at: At, view: pb.View, out: list[Effect]) -> State:

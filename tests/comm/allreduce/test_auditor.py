@@ -233,7 +233,7 @@ def test_what_is_shown_to_an_auditor_stays_while_it_is_on_its_way_and_the_chunk_
                     await member.holds_all()
                 buffers = planes[1].peers.buffers
                 for _ in range(len(buffers)):  # others use again what is free
-                    buffers.take(1, 1).base[:] = 0
+                    buffers.take(1, 1).base.fill(0)  # type: ignore[union-attr]
                 assert all(bytes(answer) == before for answer, before in shown)
 
     run(body())

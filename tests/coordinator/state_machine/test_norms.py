@@ -18,6 +18,7 @@ from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.ledger import seal_terms
 from atoll.coordinator.state_machine.weights import scales
 
@@ -177,6 +178,41 @@ def test_of_its_own_delta_nobody_is_asked() -> None:
     run = reducing()
     seal(run, of(D, 9.0, owners=(D,)))
     assert committed(run) == set(NODES)
+
+
+def test_no_relay_is_charged_with_what_one_of_its_region_told_too_short() -> None:
+    """Two owners see a mean that is too long, and the relay alone sees why."""
+    run = reducing([*NAMES, "eve", "flo"])
+    r = run.state.round
+    nodes, owners = [e.node for e in r.ledger.entries], [o for o in r.ledger.owners if o is not None]
+    regions = {node: int(i > 2) for i, node in enumerate(nodes)}
+    near = [o if regions[o] == 0 else A for o in owners], [o if regions[o] == 1 else nodes[4] for o in owners]
+    run.state = replace(run.state, round=replace(r, ledger=book.divide(r.ledger, regions, near)))
+
+    def seen(node: NodeId, c: int, owner: NodeId) -> float:
+        return 17.0 * honest(node, c, owner) if node == D else honest(node, c, owner)
+
+    def mean(relay: NodeId, c: int, owner: NodeId) -> float:
+        return math.fsum(seen(n, c, owner) for n in nodes if regions[n] == regions[relay]) / 3
+
+    ledger = run.state.round.ledger
+    alive = bitmap(range(6), 6)
+    for c, owner in enumerate(owners):
+        terms, relays = seal_terms(ledger, c, alive)
+        fence = run.fence({})._replace(attempt=1)
+        for i in relays:
+            inside = [n for n in nodes if regions[n] == ledger.regions[i]]
+            inputs, told = bitmap(map(nodes.index, inside), 6), [seen(n, c, nodes[i]) for n in inside]
+            sums = ((c, inputs, struct.pack("<3f", *told)),)
+            run.feed(ev.ChunksSealed(nodes[i], 1, fence, (), sums=sums))
+        norms = {i: seen(nodes[i], c, owner) for i in terms} | {i: mean(nodes[i], c, owner) for i in relays}
+        packed = struct.pack(f"<{len(norms)}f", *(norms[i] for i in sorted(norms)))
+        run.feed(ev.ChunksSealed(owner, 1, fence, ((c, digest(b"%d" % c), alive),), (packed,)))
+    whole = run.state.round.ledger.root
+    for node in nodes:
+        run.feed(ev.ReduceComplete(node, 1, run.fence({}), whole, 0, 0))
+    assert run.state.round.ledger.attempt == 2 and run.state.committed == 0
+    assert charged(run) <= {D}, run.said
 
 
 def test_a_seal_without_a_norm_of_each_contribution_is_none() -> None:

@@ -66,7 +66,7 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
     base = truth.states[k - 1]
     means, entries, grid = _means(world, record), truth.entries[k], world.chunks(k)
     counts = Counts(world.config, entries, truth.hurried)
-    parts, most = Counter[NodeId](), Counter[NodeId]()
+    parts, most, seen = Counter[NodeId](), Counter[NodeId](), Counter[NodeId]()
     for c, (payload, mean) in enumerate(means):
         hold(mean.chunk == c, f"the bytes of chunk {mean.chunk} of round {k} are committed as chunk {c}")
         nodes = [x.node for x in mean.contributions]
@@ -78,18 +78,22 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
         right = all(a == b for a, b, told in zip(real, mean.weights, as_told, strict=True) if told)
         hold(right, f"chunk {c} of round {k} was weighed {mean.weights} for {real}")
         hold(mean.length == counts.length, f"chunk {c} of round {k} has the length {mean.length}")
-        listed = {
-            tuple(entries[i].node for i in places(inputs))
-            for (_, r, since, chunk), (sum_, inputs) in truth.seals.items()
+        owners = {
+            owner: tuple(entries[i].node for i in places(inputs))
+            for (owner, r, since, chunk), (sum_, inputs) in truth.seals.items()
             if (r, chunk, sum_) == (k, c, payload) and since >= truth.began[k]
         }
+        listed = set(owners.values())
         hold(listed == {tuple(nodes)}, f"chunk {c} of round {k} has {nodes}, its seal lists {listed}")
         for x in mean.contributions:
-            told = f"{x.node} is in chunk {c} of round {k}, {x.times:g} times longer than it told"
-            hold(x.times == 1 or not counts.config.outer.clip or counts.is_seen_through(x), told)
+            seen[x.node] += 0 if x.node in owners else grid.size(c)
             hold(x.base == base or x.node in truth.flipped, f"{x.node} has steps on another state in round {k}")
             parts[x.node] += grid.size(c)
             most[x.node] = max(most[x.node], len(x.samples) - counts.untimely(x))
+    for x in (x for _, mean in means for x in mean.contributions):
+        told = f"{x.node} is in round {k}, as others saw it {x.times:g} times longer than it told"
+        hidden = x.times**2 * seen[x.node] <= grid.numel or not counts.config.outer.clip
+        hold(x.times == 1 or hidden or counts.is_seen_through(x), told)
     hold(parts.keys() == record.contributors.keys(), f"round {k} has {parts}, the record {record.contributors}")
     for node, tokens in record.contributors.items():
         exact = most[node] * sample * parts[node] / grid.numel
