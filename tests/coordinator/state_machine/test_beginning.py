@@ -6,13 +6,14 @@ import pytest
 import scenario
 
 from atoll.comm.digest import digest
-from atoll.comm.ids import NodeId, PublicKey
+from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.beginning import MAX_STALLS
 from atoll.coordinator.state_machine.members import MemberState
 
+TRAINERS = ["ada", "bo", "cy"]
 MINE = (scenario.NUMEL, digest(b"layout"))
 
 
@@ -89,31 +90,24 @@ def test_one_alone_that_comes_back_with_another_model_has_the_runs() -> None:
     commits_a_round(run, ["ada", "bo"])
 
 
-def reduced_by_a_reducer() -> tuple[scenario.Run, NodeId, Fence]:
-    """A first round is being reduced, and a reducer owns chunks; seals are audited."""
+def reducing(names: list[str]) -> scenario.Run:
+    """A first round is being reduced among these, "red" only owns chunks; all seals are audited."""
     run = scenario.Run()
     run.config = replace(run.config, security=replace(run.config.security, audit="1000"))
     run.state = replace(run.state, config=run.config, nonce=b"nonce")
     run.do("set", ["members.start", "3"])
-    for i, name in enumerate(["red", "ada", "bo", "cy"], 1):
+    run.do("set", ["members.minimum", "3"])
+    for i, name in enumerate(names, 1):
         node, role = NodeId(f"n{i}"), "reducer" if name == "red" else ""
         key = PublicKey(bytes([i]) * 32)
         run.feed(ev.Joined(node, 1, name, f"{name}:1", f"session of {name}", role=role, key=key))
         run.feed(ev.Connected(node, 1))
         if not role:
             run.feed(ev.LayoutReported(node, 1, *MINE))
-    run.do("state", ["ada", "bo", "cy", "0"])
+    run.do("state", [*TRAINERS, "0"])
     run.steps()
-    red = run.node("red")
-    assert red in run.state.round.ledger.owners and run.state.round.salt
-    return run, red, run.fence({})
-
-
-def seal_of(run: scenario.Run, node: NodeId, fence: Fence, life: int = 1) -> ev.ChunksSealed:
-    ledger = run.state.round.ledger
-    chunk = max(c for c, owner in enumerate(ledger.owners) if owner == node)
-    seals = ((chunk, digest(b"late"), run.alive()),)
-    return ev.ChunksSealed(node, life, fence, seals, scenario.norms_of(ledger, seals))
+    assert run.state.round.salt and set(run.state.round.ledger.owners) <= set(map(run.node, names))
+    return run
 
 
 def restarted(run: scenario.Run, names: list[str], layout: tuple[int, bytes] | None = None) -> None:
@@ -124,12 +118,23 @@ def restarted(run: scenario.Run, names: list[str], layout: tuple[int, bytes] | N
             run.feed(ev.LayoutReported(node, life, *layout))
 
 
-@pytest.mark.parametrize("who", ["red", "ada"])
+def all_restarted(run: scenario.Run, who: str, layout: tuple[int, bytes] | None = None) -> ev.ChunksSealed:
+    """All trainers begin anew. Returns what this owner has sealed and not said before the last one did."""
+    restarted(run, TRAINERS[:-1], layout)
+    ledger, (node, life) = run.state.round.ledger, run.who(who)
+    chunk = max(c for c, owner in enumerate(ledger.owners) if owner == node)
+    seals, fence = ((chunk, digest(b"late"), run.alive()),), Fence(Incarnation(1), Epoch(1), Round(1), 1)
+    fence = fence._replace(attempt=ledger.since[chunk])
+    restarted(run, TRAINERS[-1:], layout)
+    return ev.ChunksSealed(node, life + (who != "red"), fence, seals, scenario.norms_of(ledger, seals))
+
+
+@pytest.mark.parametrize("who", ["red", TRAINERS[-1]])
 def test_a_seal_that_comes_when_the_run_has_no_model_any_more_changes_nothing(who: str) -> None:
-    run, _, fence = reduced_by_a_reducer()
-    late = seal_of(run, run.node(who), fence, 1 + (who == "ada"))
-    restarted(run, ["ada", "bo", "cy", "dee"])
-    run.do("leave", ["dee"])
+    run = reducing(["red", *TRAINERS] if who == "red" else TRAINERS)
+    late = all_restarted(run, who)
+    run.do("knock", ["eve"])
+    run.do("leave", ["eve"])
     assert run.state.layout is None
     before = run.state
     run.feed(late)
@@ -138,12 +143,11 @@ def test_a_seal_that_comes_when_the_run_has_no_model_any_more_changes_nothing(wh
         view(run.state, node)
 
 
-@pytest.mark.parametrize("who", ["red", "ada"])
+@pytest.mark.parametrize("who", ["red", TRAINERS[-1]])
 def test_a_seal_of_a_round_that_everybody_has_left_is_of_no_round(who: str) -> None:
     """Those who come next may have a model of fewer chunks."""
-    run, _, fence = reduced_by_a_reducer()
-    late = seal_of(run, run.node(who), fence, 1 + (who == "ada"))
-    restarted(run, ["ada", "bo", "cy"], (10, digest(b"smaller")))
+    run = reducing(["red", *TRAINERS])
+    late = all_restarted(run, who, (10, digest(b"smaller")))
     before = run.state
     run.feed(late)
     assert run.state == before and not run.state.round.ledger.sealed and not run.state.round.audits
