@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 M = TypeVar("M", bound=Message)
 REPEATED = 5  # elements at most
 EDGES = [0, 1, 2, 7, (1 << 31) - 1, (1 << 32) - 1, (1 << 53), (1 << 63) - 1, (1 << 63), (1 << 64) - 1]
-FLOATS = st.one_of(st.floats(), st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf, 5e-324, 1e308]))
+ENDS = [0.0, -0.0, 1.0, math.nan, math.inf, -math.inf]
+FLOATS = st.one_of(st.floats(), st.sampled_from([*ENDS, 5e-324, 1e-300, 2.2250738585072014e-308, 1e308]))
+FLOATS_32 = st.one_of(st.floats(width=32), st.sampled_from([*ENDS, 2.0**-149, 2.0**-126, 2.0**127]))
 TEXTS = st.one_of(
     st.text(max_size=20), st.sampled_from(["n1", "n2", "n٣", "n" + "9" * 19, "ghost", "a" * 52, "\x1b[31m"])
 )
@@ -36,7 +38,7 @@ def _field(field: Any) -> st.SearchStrategy[Any]:
         case FieldDescriptor.CPPTYPE_DOUBLE:
             return FLOATS
         case FieldDescriptor.CPPTYPE_FLOAT:
-            return st.floats(width=32)
+            return FLOATS_32
         case FieldDescriptor.CPPTYPE_BOOL:
             return st.booleans()
         case FieldDescriptor.CPPTYPE_STRING:

@@ -22,6 +22,7 @@ What it could own beyond that falls to the next in speed; the programme has an u
 are in `atoll.coordinator.placement.two_level`.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -231,23 +232,24 @@ def _filled(nodes: Sequence[PlanNode], bounds: Sequence[float]) -> tuple[float, 
     rate = {i: min(nodes[i].up, nodes[i].down) for i in owners}
     c = {i: int(nodes[i].contributes) for i in owners}
     k = {i: everybody - 2 * c[i] for i in owners}
+
+    def share(i: int, t: float) -> float:
+        return min(bounds[i], max(0.0, t * rate[i] - c[i]) / k[i])
+
+    def owned(t: float) -> float:
+        return sum(share(i, t) for i in owners)
+
     # What all can own within t rises in straight pieces: member i begins to at c_i / rate_i, and has all it may at
-    # (c_i + k_i bound_i) / rate_i.
-    begins = ((c[i] / rate[i], i, True) for i in owners)
-    ends = (((c[i] + k[i] * bounds[i]) / rate[i], i, False) for i in owners)
-    slope, offset, full, t = 0.0, 0.0, 0.0, inf  # at the time t all own slope t - offset + full
-    for at, i, enters in sorted((*begins, *ends)):
-        if slope > 0 and (t := (1 - full + offset) / slope) <= at:
-            break
-        sign = 1 if enters else -1
-        slope, offset = slope + sign * rate[i] / k[i], offset + sign * c[i] / k[i]
-        full += 0.0 if enters else bounds[i]
-        t = at
-
-    def share(i: int) -> float:
-        return min(bounds[i], max(0.0, t * rate[i] - c[i]) / k[i]) if i in rate else 0.0
-
-    return _scaled([share(i) for i in range(len(nodes))])
+    # (c_i + k_i bound_i) / rate_i. Rates may be told that are 1e15 times others': nothing is subtracted that was
+    # added up.
+    begins = (c[i] / rate[i] for i in owners)
+    ends = ((c[i] + k[i] * bounds[i]) / rate[i] for i in owners)
+    turns = sorted({0.0, *begins, *ends})
+    last = min(bisect_left(turns, 1.0, key=owned), len(turns) - 1)
+    after, t = turns[last], turns[max(last - 1, 0)]
+    if (rise := owned(after) - owned(t)) > 0:
+        t = min(after, t + (after - t) * max(0.0, 1 - owned(t)) / rise)
+    return _scaled([share(i, t) if i in rate else 0.0 for i in range(len(nodes))])
 
 
 def _solved(

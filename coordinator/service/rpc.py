@@ -11,7 +11,7 @@ it back as the same node.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
 
@@ -49,7 +49,7 @@ RESOLVE_TIMEOUT = 10.0  # seconds that the name in a node's address may take
 CALL_TIMEOUT = 30.0  # seconds that a call may wait for the journal
 HEARTBEAT_LIMIT = RateLimit(20, 40)  # of one node
 REPORT_LIMIT = RateLimit(200, 1000)  # of one node
-ENTRANCE_LIMIT = RateLimit(1, 20)  # of one node: streams of views and joins under its session
+ENTRANCE_LIMIT = RateLimit(1, 20)  # of one node: streams of views and joins under its session; joins by its key
 STRANGER_LIMIT = RateLimit(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
 Code = grpc.StatusCode
 Context = grpc.aio.ServicerContext[object, object]
@@ -69,9 +69,11 @@ class CoordinatorService:
         keys: DataKeys,
         tls: bool = False,
         private_addresses: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: seconds, by which limits count."""
         self._event_loop, self._views, self._journal, self._metrics = event_loop, views, journal, metrics
-        self._door = door
+        self._door, self._clock = door, clock
         self._run, self._keys, self._tls = run, keys, tls
         self._sessions = SessionDirectory(event_loop.state.members)
         self._private_addresses = private_addresses
@@ -134,7 +136,7 @@ class CoordinatorService:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
         if stranger:
             await self._check_token(request.token, request.role, context)
-            self._strangers.refund(self._network(context), time.monotonic())
+            self._strangers.refund(self._network(context), self._clock())
         self._prove(None, context)  # before it waits for the joins before it
         async with self._joining:
             member = await self._admitted(request, address, pin, key, context)
@@ -201,7 +203,7 @@ class CoordinatorService:
         if request.fence.incarnation > self._event_loop.state.incarnation:
             sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
-        if not self._report_bytes.take(member.node, request, time.monotonic()):
+        if not self._report_bytes.take(member.node, request, self._clock()):
             await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES)
         try:
             check_entries(request, self._event_loop.state)
@@ -233,6 +235,7 @@ class CoordinatorService:
             if self._entering is not None:
                 await asyncio.wait([self._entering])
         if (before := self._holder(request.session)) is None:
+            await self._limit(self._entrances, f"the key {key.hex()[:16]}", context, "joins")
             invite = await self._check_token(request.token, request.role, context)
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
@@ -328,7 +331,7 @@ class CoordinatorService:
         """Let a call pass that anybody may make, unless there were too many from its address. The coordinator's
         own, which do not come by the door, always pass."""
         origin = self._door.origin(context.peer())
-        if origin.number and not self._strangers.take(self._network(context), time.monotonic()):
+        if origin.number and not self._strangers.take(self._network(context), self._clock()):
             await self._too_many_strangers(origin, context)
 
     def _network(self, context: Context) -> str:
@@ -345,7 +348,7 @@ class CoordinatorService:
         self._door.prove(self._door.origin(context.peer()), node)
 
     async def _limit(self, buckets: TokenBuckets, caller: str, context: Context, what: str) -> None:
-        if not buckets.take(caller, time.monotonic()):
+        if not buckets.take(caller, self._clock()):
             await self._too_many(context, f"{what} from {caller}", buckets.rate)
 
     async def _too_many(self, context: Context, what: str, rate: RateLimit) -> NoReturn:

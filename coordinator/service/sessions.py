@@ -26,15 +26,21 @@ class Admission:
 
 
 class SessionDirectory:
-    """The node that each secret was given to. It is told the members as they are, and asks nobody."""
+    """The node that each secret was given to. It is told the members as they are, and asks nobody.
+
+    Invariant: a node has one secret, its newest.
+    """
 
     def __init__(self, members: Members) -> None:
         """Enter the sessions of all members that are here, or may come back."""
-        self._nodes = {m.session: m.node for m in (*members.departed.values(), *members.here.values())}
+        known = (*members.departed.values(), *members.here.values())
+        self._nodes = {m.session: m.node for m in known}
+        self._secrets = {m.node: m.session for m in known}
 
     def enter(self, secret: str, node: NodeId) -> None:
-        """Enter a session; its member's join is durable."""
-        self._nodes[secret] = node
+        """Enter a session in the place of the one that the node had; its member's join is durable."""
+        self._nodes.pop(self._secrets.get(node, ""), None)
+        self._nodes[secret], self._secrets[node] = node, secret
 
     def holder(self, session: str, members: Members) -> Member | None:
         """The node that has or had this session, in whichever life."""
@@ -44,6 +50,7 @@ class SessionDirectory:
         member = members.here.get(node) or members.departed.get(node)
         if member is None:
             del self._nodes[secret]  # forgotten
+            self._secrets.pop(node, None)
         return member
 
     def member(self, session: str, members: Members) -> Member | None:

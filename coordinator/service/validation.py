@@ -23,7 +23,7 @@ from atoll.coordinator.state_machine import events as ev
 
 DIGEST_BYTES = 16
 MAX_LOSS = 1e6  # nats a token; sums of it stay finite
-MAX_NORM = 1e30  # l2, of a delta or a gradient
+MIN_NORM, MAX_NORM = 2.0**-149, 1e30  # l2, of a delta or a gradient; fp32 has nothing shorter but 0
 DOT_LENIENCY = 1 + 2.0**-20  # times a norm that a scalar product by a direction may be, for rounding
 MAX_TOKENS_PER_S = 1e12  # of a node
 MAX_LEARNING_RATE = 1e6
@@ -81,7 +81,7 @@ class Report:
             samples,
             m.steps,
             _loss(m.loss),
-            _within("delta_norm", m.delta_norm, 0, MAX_NORM),
+            _norm(m.delta_norm),
             m.front,
             _within("damping", m.damping, 0, 1) or 1.0,
             m.fresh,
@@ -319,6 +319,11 @@ def _likeness(sent: pb.Likeness) -> ev.Likeness:
 
 def _loss(value: float) -> float:
     return _within("loss", value, -MAX_LOSS, MAX_LOSS)
+
+
+def _norm(value: float) -> float:
+    """The l2 of a delta; 0 for what no delta that is not 0 is as short as: others are clipped by it."""
+    return value if _within("delta_norm", value, 0, MAX_NORM) >= MIN_NORM else 0.0
 
 
 def _rate(what: str, value: float) -> float:

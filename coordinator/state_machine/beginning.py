@@ -17,7 +17,7 @@ Whoever was asked has `MAX_STALLS` times `members.stall` in all, whatever progre
 another is asked as well, and the first two that agree are heard. `state_sync` takes the reports here.
 """
 
-from itertools import islice
+from collections.abc import Mapping
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
@@ -52,7 +52,8 @@ def record_layout(state: State, node: NodeId, layout: RunLayout, out: list[Effec
     state = replace(state, beginning=replace(state.beginning, layouts=told))
     if state.layout is None or not other:
         return _with_layout(state, layout, out)
-    if list(told.values()).count(layout) > 1:
+    values = list(told.values())
+    if values.count(layout) > 1 or RunLayout(*state.layout, state.fragments) not in values:
         return _with_layout(state, layout, out)
     out.append(Note(f"{state.name(node)}: {_differs(state, layout)}: a third member has to say which it is", node))
     waits = "its model is another than the first member's: waits for what a third one says"
@@ -139,10 +140,18 @@ def _checkers(state: State, now: float) -> dict[NodeId, float]:
     if begun.agreed or not begun.first:
         return {}
     asked = {n: at for n, at in begun.asked.items() if _may_make(here.get(n))}
-    if len(asked) >= MAX_CHECKERS:
-        return asked
-    new = (n for n in _able(state, first=False) if here[n].state_round < 0)
-    return asked | dict.fromkeys(islice(new, MAX_CHECKERS - len(asked)), now)
+    able = [n for n in _able(state, first=False) if here[n].state_round < 0]
+    # Who comes back takes no place from one that is new: else two, who never answer, could hold both for good.
+    waited_for = [n for n in _pending(state, asked, now) if here[n].life == 1]
+    new = [n for n in able if here[n].life == 1][: max(MAX_CHECKERS - len(waited_for), 0)]
+    again = [n for n in able if here[n].life > 1][: max(MAX_CHECKERS - len(asked) - len(new), 0)]
+    return asked | dict.fromkeys((*new, *again), now)
+
+
+def _pending(state: State, asked: Mapping[NodeId, float], now: float) -> list[NodeId]:
+    """Those of whom an answer may still be expected."""
+    limit, here = MAX_STALLS * state.config.members.stall, state.members.here
+    return [n for n, at in asked.items() if now - at <= limit and here[n].suspected is None]
 
 
 def _ask(state: State, now: float, out: list[Effect]) -> State:
@@ -152,8 +161,7 @@ def _ask(state: State, now: float, out: list[Effect]) -> State:
     state = _with(state, replace(begun, asked=asked, made=made))
     if (digest := _agreed(made)) or (digest := begun.agreed if begun.agreed in made.values() else b""):
         return _named(state, digest, digest, out)
-    limit = MAX_STALLS * state.config.members.stall
-    pending = [n for n, at in asked.items() if now - at <= limit and here[n].suspected is None]
+    pending = _pending(state, asked, now)
     words = [d for d in made.values() if d]
     more = 1 if len(words) > 1 and not pending else 2 - len(words) - len(pending)
     if more > 0 and (new := _able(state, first=not asked and not words)[:more]):
@@ -206,8 +214,10 @@ def _with_layout(state: State, layout: RunLayout, out: list[Effect]) -> State:
     for node, theirs in told.items():
         if theirs == layout:
             state = _recovering(state, node)
-        elif settled:
-            state = remove(state, node, MemberState.EVICTED, _differs(state, theirs), out)
+    if settled:  # only now: with nobody here who has built it the run has no layout
+        for node, theirs in told.items():
+            if theirs != layout:
+                state = remove(state, node, MemberState.EVICTED, _differs(state, theirs), out)
     return state
 
 

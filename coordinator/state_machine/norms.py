@@ -56,13 +56,14 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
     for place, square in sorted(seen.items()):
         contribution = ledger.entries[place].contribution
         told = contribution.norm if contribution is not None else 0.0
-        if square > (told * ratio) ** 2:
+        limit = told * ratio
+        if square > limit * limit:
             voices = _voices(ledger, place, of_means=False)
-            state = _judge(state, place, voices, told, told * ratio, "delta", out)
+            state = _judge(state, place, voices, told, limit, "delta", out)
     for place, square in sorted(means.items()) if state is before else ():  # else a mean may be of what is false
         longest = _longest(state, ledger, ledger.regions[place])
         limit = longest * ratio * (1 + state.config.reduce.norm_growth)
-        if square > limit**2:
+        if square > limit * limit:
             voices = _voices(ledger, place, of_means=True)
             state = _judge(state, place, voices, longest, limit, "region's mean", out)
     return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)

@@ -29,6 +29,7 @@ from atoll.coordinator.state_machine.state import (
     count,
     order,
     remove,
+    start_over,
     with_member,
     with_round,
 )
@@ -387,7 +388,7 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
     """Let members that are there without counting enter a round that has too few, or have it wait."""
     r = state.round
     if not r.participants:
-        return with_round(state, replace(state.round, phase=Phase.WAITING, plan=None))
+        return start_over(state)
     able = trainers(state)
     entering = tuple(n for n in able if n not in r.participants)
     there = len(r.participants) - len(_absent(state))

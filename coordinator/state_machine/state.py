@@ -40,6 +40,7 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+WITHOUT_MODEL = (MemberState.JOINING, MemberState.REDUCER)
 TRAINING = (Phase.INNER, Phase.COLLECTING, Phase.REDUCING)
 Pair = tuple[NodeId, NodeId]
 
@@ -421,9 +422,19 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
         earlier = {n: e for n, e in state.earlier.items() if n not in forgotten}
         members = who.forget(state.members, forgotten)
         state = replace(state, members=members, last_counted=counted, earlier=earlier)
-    if state.committed == 0 and all(m.state is MemberState.JOINING for m in state.members.here.values()):
-        state = replace(state, layout=None, fragments=())  # nobody is left who has built this model
+    if state.committed == 0 and all(m.state in WITHOUT_MODEL for m in state.members.here.values()):
+        state = start_over(replace(state, layout=None, fragments=()))  # nobody is left who has built this model
     return state
+
+
+def start_over(state: State) -> State:
+    """The state with a round that nobody is in any more: nothing of it will be committed, what comes late of it is
+    of no round."""
+    r = state.round
+    ledger = Ledger(attempt=r.ledger.attempt)
+    return with_round(
+        state, replace(r, phase=Phase.WAITING, plan=None, ledger=ledger, completions={}, audits={}, salt=b"")
+    )
 
 
 def _used(state: State, node: NodeId) -> Leases:

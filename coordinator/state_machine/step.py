@@ -142,14 +142,16 @@ def _waits_for(state: State) -> tuple[object, ...]:
 
 
 def _late(state: State, event: Event) -> bool:
-    """It speaks of a node that is gone, or of an earlier life of it."""
+    """It speaks of a node that is gone, or of an earlier life of it; or of a model that it cannot have."""
     if isinstance(event, Started | Tick | Pardoned):
         return False
     member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
         again = member is not None and event.life <= member.life
         return again or bool(conduct.refusal(state, event.node, event.key))
-    return event.node not in state.members.here or member is None or event.life != member.life
+    if event.node not in state.members.here or member is None or event.life != member.life:
+        return True
+    return member.role == who.REDUCER and isinstance(event, LayoutReported | StateReported)
 
 
 def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:

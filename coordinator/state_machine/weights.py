@@ -9,7 +9,7 @@ from atoll.comm.config.outer import WeightName
 from atoll.comm.config.run import RunConfig
 from atoll.coordinator.state_machine.events import Contribution
 from atoll.coordinator.state_machine.ledger import Ledger
-from atoll.outer_opt.clip import clip_factors
+from atoll.outer_opt.clip import SMALLEST_FACTOR, clip_factors
 from atoll.outer_opt.weights import bounded, by_quality, by_tokens, equal
 
 RULES = {WeightName.TOKENS: by_tokens, WeightName.EQUAL: equal, WeightName.QUALITY: by_quality}
@@ -26,9 +26,10 @@ def weights(ledger: Ledger, config: RunConfig) -> list[float]:
 
 
 def scales(ledger: Ledger, config: RunConfig) -> list[float]:
-    """Factors of the entries' deltas beside their weights: clipping, and the damping of late work."""
+    """Factors of the entries' deltas beside their weights: clipping, and the damping of late work; all above 0,
+    else it is no plan."""
     late = [e.contribution.damping if e.contribution and config.outer.damping else 1.0 for e in ledger.entries]
-    return [a * b for a, b in zip(clips(ledger, config), late, strict=True)]
+    return [max(a * b, SMALLEST_FACTOR) for a, b in zip(clips(ledger, config), late, strict=True)]
 
 
 def clips(ledger: Ledger, config: RunConfig) -> list[float]:

@@ -10,23 +10,29 @@ A script for `play` is one step after another, each of these:
 """
 
 import struct
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from honest_member import CONFIG, said_by, sum_of
+from honest_member import CONFIG as PLAIN
+from honest_member import said_by, sum_of
 from sim.invariants.members import epochs_name_memberships, members_have_the_runs_state
 from sim.invariants.rounds import fences_grow, no_round_waits_for_suspects, rounds_close_at_a_quorum
 
+from atoll.comm.config.outer import OuterConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service import validation, view
 from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.ledger import seal_terms
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
+from atoll.node.control.reports import plan_of
 
+CONFIG = replace(PLAIN, outer=OuterConfig(damping=True), reduce=replace(PLAIN.reduce, levels=2))
 MEMBERS = 4
 MAX_STEPS = 60  # of a script
 
@@ -58,6 +64,7 @@ class Edge:
         members_have_the_runs_state(after)
         if after.round.plan is not None and after.round.plan is not before.round.plan:
             fences_grow(self._world, after.round.plan.fence)
+            plan_of(view.view(after, after.round.ledger.members[0]).plan).validate()
         assert after.committed - before.committed in (0, 1)
         leased = [*after.leases.free, *(part for lease in after.leases.by_node.values() for part in lease)]
         samples = [s for first, count in leased for s in range(first, first + count)]
@@ -98,6 +105,33 @@ class Edge:
             assert len(str(error)) > 10
             return
         self.feed(event)
+
+    def tell(self, node: NodeId, x: float, y: float) -> None:
+        """What an honest member would say next, with these numbers in it."""
+        member, ledger = self.state.members.here.get(node), self.state.round.ledger
+        match said_by(self.state, node) if member is not None else None:
+            case ev.ContributionReady(contribution=work):
+                numbers: Any = {"loss": y, "delta_norm": x, "damping": y}
+                ready = pb.ContributionReady(steps=4, samples=4, front=work.front, **numbers)
+                self.report(node, fenced(pb.ReportRequest(contribution_ready=ready), self.fence))
+            case ev.ChunksSealed(fence=fence, seals=((chunk, digest, inputs),)):
+                terms = len(sum(seal_terms(ledger, chunk, inputs), []))
+                one = pb.Seal(chunk=chunk, digest=digest, inputs=inputs)
+                one.norms.extend([x] * terms)
+                one.dots.extend([y] * terms)
+                one.reference = y
+                sealed = pb.ChunksSealed(seals=[one])
+                self.report(node, fenced(pb.ReportRequest(chunks_sealed=sealed), fence))
+            case ev.ReduceComplete(fence=fence, digest=digest):
+                done = pb.ReduceComplete(digest=digest, rate_up=x, rate_down=y, rate_inside=y, rate_outside=x)
+                for other in self.state.members.here:
+                    done.round_trips.add(node_id=other, seconds=y)
+                    done.seen.add(node_id=other, up=x, down=y)
+                self.report(node, fenced(pb.ReportRequest(reduce_complete=done), fence))
+            case ev.LossEvaluated(round=round_):
+                self.report(node, pb.ReportRequest(loss_evaluated=pb.LossEvaluated(round=round_, loss=y)))
+            case _:
+                pass
 
     def end(self) -> None:
         """The state can be shown and read from its journal again; and the run goes on when members behave."""

@@ -10,7 +10,7 @@ import pytest
 from fuzz import corpus
 from fuzz.decoders import DECODERS, DEEP, ODD, Decoder
 from fuzz.edge import MEMBERS, Edge, fenced
-from hostile import messages, nearly
+from hostile import FLOATS, messages, nearly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,6 +81,8 @@ def test_many_spoiled_bytes_are_taken_or_refused(name: str) -> None:
 
 
 NODES = st.integers(0, MEMBERS + 1).map(lambda i: NodeId(f"n{i}"))
+LENGTHS = st.one_of(st.sampled_from([0.0, 5e-324, 1e-300, 2.0**-149, 1e-30, 1.0, 1e15, 1e30]), FLOATS)
+SHARES = st.one_of(st.sampled_from([5e-324, 1e-300, 1e-30, 0.5, 1.0]), st.floats(0, 1), FLOATS)
 STEPS = st.one_of(
     st.just("tick"),
     st.just("behave"),
@@ -109,4 +111,20 @@ def reported(behaved: int, steps: list[str | tuple[NodeId, pb.ReportRequest, boo
         else:
             node, request, current = step
             edge.report(node, fenced(request, edge.fence) if current else request)
+    edge.end()
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 12), st.lists(st.tuples(LENGTHS, SHARES), min_size=12, max_size=40))
+def test_any_numbers_in_what_members_are_asked_for_leave_plans_that_can_be_carried_out(
+    before: int, told: list[tuple[float, float]]
+) -> None:
+    edge = Edge()
+    for _ in range(before):
+        edge.behave()
+    for number, (x, y) in enumerate(told):
+        edge.tell(NodeId(f"n{number % MEMBERS + 1}"), x, y)
+        if number % 12 == 11:  # what was refused is told well
+            edge.tick(2.0)
+            edge.behave()
     edge.end()

@@ -313,3 +313,29 @@ def test_rates_of_links_say_the_less_the_seldomer_they_were_measured_and_the_nea
     assert rate_noise(member) == rate_noise(far) == NEW_LINK_NOISE, "nobody knows where it is"
     assert rate_noise(replace(far, measured=NEW_LINK_REDUCES)) == LONG_PATH_NOISE
     assert rate_noise(replace(far, measured=NEW_LINK_REDUCES, rtts={NodeId("n2"): 0.001})) == SHORT_PATH_NOISE
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [(1e15, 1e15), (1e7, 1e3), (0, 0), (1e7, 0), (1, 1e9, True), (1, 0), (1, 0)],
+        [(1e9, 1e9), (0, 1), (1e9, 1), (1e9, 1e9, True), (1e7, 1), (0, 0), (0, 1e7)],
+    ],
+)
+def test_rates_that_differ_1e15_times_have_a_plan(links: list[tuple[float, ...]]) -> None:
+    """Sums over all links lose what the slow ones add: nobody owned anything."""
+    planned = plan_shares([PlanNode(*link) for link in links], 40.0, chunks=4, limit=2.0)  # type: ignore[arg-type]
+    assert sum(planned.shares) == pytest.approx(1.0) and planned.seconds < inf
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_rates_are_told_the_shares_are_all_of_the_chunks(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(100):
+        rates = [0.0, 1.0, 1.0 + 2**-52, 1e3, 1e7, 1e9, 1e15]
+        nodes = [PlanNode(rng.choice(rates), rng.choice(rates), i > 0 and rng.random() < 0.2) for i in range(7)]
+        planned = plan_shares(nodes, rng.choice([40.0, 1e12]), chunks=rng.choice([1, 4, 1000]), limit=2.0)
+        assert sum(planned.shares) == pytest.approx(1.0) and 0 <= planned.seconds < inf
+        assert not any(
+            share < 0 or (share and node.leaf) for share, node in zip(planned.shares, nodes, strict=True)
+        )

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 from control_nodes import CONFIG, SOON, Code, coordinator, digest, refused
 
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.config.security import SecurityConfig
+from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.join_proof import is_proven, prove_join
 from atoll.comm.signatures import PrivateKey
@@ -41,6 +43,13 @@ class Caller:
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:7"
+
+    async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+        raise Aborted(code, sentence)
+
+
+class Aborted(Exception):
+    """The call was refused."""
 
 
 def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
@@ -211,5 +220,40 @@ def test_in_a_public_run_nobody_joins_with_an_address_in_a_private_network(
             named = await c.node().join(address="public.example.org:7")
             assert named.address == "8.8.8.8:7", "peers dial what was looked at, whatever the name says later"
             await c.node().join(address="10.0.0.1:7", leaf=True)  # nobody dials it
+
+    asyncio.run(story())
+
+
+def test_joins_by_one_key_are_limited_and_leave_one_session(tmp_path: Path) -> None:
+    """It has lost its session each time, and never opens a stream of views: a token and its key let it in."""
+
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            now, key = 100.0, PrivateKey.generate()
+            edge = rpc.CoordinatorService(
+                *(c.event_loop, c.plane.views, c.journal, c.plane.metrics, c.plane.door, "reef"),
+                DataKeys(b"secret"),
+                clock=lambda: now,
+            )
+
+            async def join(key: PrivateKey) -> pb.JoinReply:
+                request = pb.JoinRequest(protocol=PROTOCOL, run="reef", token=c.token, name="ada", address=":7")
+                prove_join(request, key)
+                return await edge.Join(request, cast(Any, Caller()))
+
+            most = rpc.ENTRANCE_LIMIT.burst
+            replies = [await join(key) for _ in range(most)]
+            assert {reply.node_id for reply in replies} == {"n1"}
+            for _ in range(3):
+                with pytest.raises(Aborted, match="more joins from the key") as refusal:
+                    await join(key)
+                assert refusal.value.args[0] is Code.RESOURCE_EXHAUSTED
+            assert c.event_loop.state.members.here[NodeId("n1")].life == most, "and nothing is in the journal"
+            assert (await join(PrivateKey.generate())).node_id == "n2", "another key has joins of its own"
+            now += 1 / rpc.ENTRANCE_LIMIT.per_second
+            assert (await join(key)).session.endswith(f".{most + 1}")
+            for reply in replies:
+                ack = await edge.Heartbeat(pb.HeartbeatRequest(session=reply.session), cast(Any, Caller()))
+                assert ack.reason == "the session is not a member's", "a node has one"
 
     asyncio.run(story())

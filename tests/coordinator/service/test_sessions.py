@@ -68,3 +68,26 @@ def test_who_is_not_connected_and_lost_its_session_comes_back_by_its_key() -> No
 def test_a_node_of_a_journal_without_keys_brings_the_first_one() -> None:
     state, _ = step(State(CONFIG), ev.Joined(ADA, 1, "ada", "ada:1", "s3cret"), 1.0)
     assert SessionDirectory(state.members).admission("s3cret.1", KEY, state.members, "fresh").node == ADA
+
+
+def test_a_node_has_one_secret_however_often_it_comes_back_by_its_key() -> None:
+    state = joined(State(CONFIG), 1)
+    sessions = SessionDirectory(state.members)
+    for life in range(2, 30):
+        admission = sessions.admission(f"unknown{life}.1", KEY, state.members, f"secret{life}")
+        assert (admission.node, admission.life) == (ADA, life)
+        event = ev.Joined(ADA, life, "ada", "ada:1", admission.secret, key=KEY)
+        state, _ = step(state, event, float(life))
+        earlier = f"secret{life - 1}" if life > 2 else "s3cret"
+        sessions.enter(admission.secret, ADA)
+        assert sessions.holder(earlier, state.members) is None, "as after a restart of the coordinator"
+        assert sessions.member(session_of(state.members.here[ADA]), state.members) is not None
+    again = SessionDirectory(state.members)
+    assert vars(sessions) == vars(again), "what is kept is what a restart rebuilds"
+
+
+def test_a_secret_that_is_entered_again_stays() -> None:
+    state = joined(State(CONFIG), 1)
+    sessions = SessionDirectory(state.members)
+    sessions.enter("s3cret", ADA)
+    assert sessions.holder("s3cret.1", state.members) is not None

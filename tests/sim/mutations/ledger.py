@@ -128,7 +128,7 @@ MUTATIONS = [
     Mutation(
         "an outsized delta counts in full",
         "outer_opt/clip.py",
-        "limit / n if n > limit else 1.0",
+        "max(limit / n, SMALLEST_FACTOR) if n > limit else 1.0",
         "1.0",
     ),
     Mutation(

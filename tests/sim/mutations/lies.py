@@ -45,7 +45,7 @@ MUTATIONS = [
     Mutation(
         "nobody looks at norms",
         C + "state_machine/norms.py",
-        "if square > (told * ratio) ** 2:",
+        "limit = told * ratio\n        if square > limit * limit:",
         "if False:",
         0,
     ),

@@ -35,8 +35,8 @@ MUTATIONS = [
     Mutation(
         "an initialiser has all the time that it wants",
         C + "state_machine/beginning.py",
-        "pending = [n for n, at in asked.items() if now - at <= limit and here[n].suspected is None]",
-        "pending = [n for n in asked if here[n].suspected is None]",
+        "return [n for n, at in asked.items() if now - at <= limit and here[n].suspected is None]",
+        "return [n for n in asked if here[n].suspected is None]",
         SCENARIOS,
     ),
     Mutation(
@@ -62,10 +62,31 @@ MUTATIONS = [
     ),
     # Lives, incarnations, epochs
     Mutation(
+        "a reducer tells a layout and a state",
+        C + "state_machine/step.py",
+        "return member.role == who.REDUCER and isinstance(event, LayoutReported | StateReported)",
+        "return False",
+        "tests/coordinator/state_machine/test_beginning.py::test_a_reducer_has_no_model_and_tells_no_layout_and_no_state",
+    ),
+    Mutation(
+        "a model stays where only a reducer does",
+        C + "state_machine/state.py",
+        "m.state in WITHOUT_MODEL",
+        "m.state is MemberState.JOINING",
+        "tests/coordinator/state_machine/test_beginning.py::test_what_one_told_who_is_gone_is_forgotten_though_a_reducer_is_there",
+    ),
+    Mutation(
+        "who begins anew holds a checker's place",
+        C + "state_machine/beginning.py",
+        "for n in _pending(state, asked, now) if here[n].life == 1]",
+        "for n in _pending(state, asked, now)]",
+        "tests/coordinator/state_machine/test_beginning.py::test_who_begins_anew_instead_of_answering_takes_no_place_from_a_new_one",
+    ),
+    Mutation(
         "earlier lives are heard",
         C + "state_machine/step.py",
-        "return event.node not in state.members.here or member is None or event.life != member.life",
-        "return event.node not in state.members.here or member is None",
+        "if event.node not in state.members.here or member is None or event.life != member.life:",
+        "if event.node not in state.members.here or member is None:",
         SCENARIOS,
     ),
     Mutation(

@@ -94,7 +94,7 @@ MUTATIONS = [
     Mutation(
         "a session that was given out is not entered",
         C + "service/sessions.py",
-        "        self._nodes[secret] = node",
+        "        self._nodes[secret], self._secrets[node] = node, secret",
         "        pass",
     ),
     Mutation(
