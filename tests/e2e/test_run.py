@@ -36,18 +36,18 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
 
 
 def test_a_trainer_killed_late_in_a_round_goes_on_from_its_last_copy(run: Run) -> None:
-    run.start("rounds.total=3", "rounds.inner_steps=120", "rounds.ceiling=1", "members.start=1")
+    run.start("rounds.total=2", "rounds.inner_steps=400", "rounds.ceiling=1", "members.start=1")
     one = run.join(run.invite(1), "one", "copy_interval=0.2")
     until("the first commit", lambda: run.committed() >= 1)
     until("the middle of a round", lambda: run.get("/api/run")["members"][0]["inner_step"] >= 80)
     kill(*psutil.Process(one.pid).children(recursive=True))
     assert one.wait(120) == 0
     records = run.get("/api/rounds?since=0")
-    assert [r["tokens"] for r in records] == [120 * TOKENS * k for k in (1, 2, 3)]
+    assert [r["tokens"] for r in records] == [400 * TOKENS * k for k in (1, 2)]
     back = re.search(
         r"goes on with round (\d) behind inner step (\d+), which is in this node's memory", run.log("one")
     )
-    assert back is not None and int(back[1]) > 1 and int(back[2]) > 20
+    assert back is not None and int(back[1]) == 2 and int(back[2]) > 20
 
 
 def test_trainers_that_run_out_of_memory_train_on_in_halves(run: Run) -> None:
