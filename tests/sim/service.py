@@ -249,7 +249,8 @@ class Service(Process):
         try:
             who = self._sessions.admission(session, key, self.state.members, fresh)
         except Refused:
-            assert not session, f"{name} is not let back in"  # else the network has brought its first join twice
+            # Else the network has brought a join twice, and the node has a newer session since.
+            assert self._sessions.holder(session, self.state.members) is None, f"{name} is not let back in"
             return self._next_join()
         if refusal(self.state, who.node, key):
             self._expelled(client)
