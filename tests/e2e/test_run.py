@@ -42,7 +42,7 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
     assert (
         psutil.Process(one.pid).memory_full_info().uss < 120e6
     )  # of its own: without torch, or a copy of the state
-    assert one.wait(90) == 0 and two.wait(30) == 0
+    assert one.wait(240) == 0 and two.wait(30) == 0
     records = run.get("/api/rounds?since=0")
     assert [r["round"] for r in records] == [1, 2, 3, 4]
     for record in records:
@@ -75,17 +75,21 @@ def test_a_trainer_killed_late_in_a_round_goes_on_from_its_last_copy(run: Run) -
 
 
 def test_trainers_that_run_out_of_memory_train_on_in_halves(run: Run) -> None:
-    run.start("rounds.total=3")
+    run.start()
     url = run.invite(2)
-    one = run.join(url, "one", faults=f"{PACED},trainer.micro_batch.4=memory")
-    two = run.join(url, "two", "ranks=2", faults=f"{PACED},trainer.micro_batch.2=memory")
-    assert one.wait(120) == 0 and two.wait(30) == 0
+    run.join(url, "one", faults=f"{PACED},trainer.micro_batch.4=memory")
+    run.join(url, "two", "ranks=2", faults=f"{PACED},trainer.micro_batch.2=memory")
+    found = "computes 2 sequences a step in micro-batches of 1 sequence, as found earlier"
+    until(
+        "the trainer that is back", lambda: found in run.log("two"), 240
+    )  # rounds do not wait for its first step
+    back = run.committed()
+    until("a commit of both", lambda: run.committed() > back and run.contributors() == 2)
     assert all(record["digests_equal"] for record in run.get("/api/rounds?since=0"))
-    assert [m["state"] for m in run.get("/api/run")["members"]] == ["left", "left"]  # nobody was ever evicted
+    assert "evicted" not in run.log("c")  # nobody ever was
     assert "goes on with micro-batches of 2 sequences" in run.log("one")
     assert "the trainer died" not in run.log("one")
     assert "the trainer died" in run.log("two")
-    assert "computes 2 sequences a step in micro-batches of 1 sequence, as found earlier" in run.log("two")
 
 
 def test_a_hung_trainer_is_ended_and_its_node_goes_on(run: Run) -> None:
@@ -95,7 +99,7 @@ def test_a_hung_trainer_is_ended_and_its_node_goes_on(run: Run) -> None:
     until("the first commit", lambda: run.committed() >= 1)  # the other two take 4 s at least
     for process in psutil.Process(two.pid).children(recursive=True):
         process.suspend()
-    assert one.wait(90) == 0 and two.wait(30) == 0
+    assert one.wait(240) == 0 and two.wait(30) == 0
     assert "made no progress" in run.log("two")
     assert run.committed() == 3 and all(r["digests_equal"] for r in run.get("/api/rounds"))
 
@@ -125,7 +129,7 @@ def test_the_first_rounds_of_a_run_can_have_one_step_each(run: Run) -> None:
     run.start(*start, "overlap.delay=3")
     url = run.invite(2)
     one, two = run.join(url, "one"), run.join(url, "two")
-    assert one.wait(90) == 0 and two.wait(30) == 0
+    assert one.wait(240) == 0 and two.wait(30) == 0
     records = run.get("/api/rounds?since=0")
     assert [r["round"] for r in records] == list(range(1, 8))
     for record in records[:5]:
