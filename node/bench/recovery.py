@@ -8,16 +8,17 @@ lines over the process's standard input and output:
     DonorSpec        ------->
                      <-------    DonorUp          a donor: its state stands
                      <-------    DonorProgress    the receiver: so much is there that somebody is to be killed
+    (empty line)     ------->                     to the receiver: a donor is dead
                      <-------    RecoveryFigures  the receiver: it has the state
     (end of input)   ------->
 
-With --kill one of them is killed when half of the chunks are here. A killed receiver is started again, and goes on
-with what its memory-mapped files have. What came twice is told as a share of the state: without a death it is what
-several donors were asked for at the end. Not in it is the part, of 256 KiB at most, that a stream was at.
+With --kill one of them is killed when half of the chunks are here; the receiver takes nothing more until that is
+done. A killed receiver is started again, and goes on with what its memory-mapped files have. What came twice is
+told as a share of the state: it is what several donors were asked for at the end. Not in it is what was on its way
+at the death, `MAX_AHEAD_BYTES` a stream at most.
 """
 
 import asyncio
-import os
 import secrets
 import selectors
 import shlex
@@ -35,7 +36,6 @@ from typing import Any, TypeVar
 import click
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -86,9 +86,10 @@ class DonorUp(msgspec.Struct, frozen=True):
 
 
 class DonorProgress(msgspec.Struct, frozen=True):
-    """The receiver's report that half of the chunks are there."""
+    """The receiver's report that half of the chunks are there; it waits until somebody is dead."""
 
     done: int  # chunks
+    received: int  # bytes of chunks that came
 
 
 class RecoveryFigures(msgspec.Struct, frozen=True):
@@ -97,7 +98,6 @@ class RecoveryFigures(msgspec.Struct, frozen=True):
     seconds: float
     bytes: int  # received, headers included
     per_donor: dict[str, int]  # bytes of chunks that each gave
-    received: int  # bytes of chunks, all that came, also in an earlier life
 
 
 @click.command()
@@ -162,13 +162,16 @@ def recovery(
                 donors + 1, "receiver", digest=first.digest, donors=addresses, report_half=kill is not None
             )
 
-        receiver = receive()
+        receiver, received_before = receive(), 0
         if kill is not None:
-            _receive(receiver, DonorProgress, start_timeout + timeout, "the receiver")
-            (receiver if kill == "receiver" else donor_processes.pop("donor1")).kill()
-        if kill == "receiver":
-            receiver.wait()
-            receiver = receive()
+            half = _receive(receiver, DonorProgress, start_timeout + timeout, "the receiver")
+            victim = receiver if kill == "receiver" else donor_processes["donor1"]
+            victim.kill()
+            victim.wait()
+            if victim is receiver:
+                receiver, received_before = receive(), half.received
+            else:
+                _send(receiver, b"")
         figures = _receive(receiver, RecoveryFigures, start_timeout + timeout, "the receiver")
     rate = figures.bytes / figures.seconds
     result = {
@@ -179,7 +182,7 @@ def recovery(
         "bytes": figures.bytes,
         "bytes_per_s": rate,
         "link_share": rate * 8 / (link * 1e6) if link else None,
-        "twice": figures.received / (8 * numel) - 1,
+        "twice": (received_before + sum(figures.per_donor.values())) / (8 * numel) - 1,
         "per_donor": figures.per_donor,
     }
     click.echo(msgspec.json.encode(result).decode()) if as_json else _table(result)
@@ -216,13 +219,17 @@ def _process(through: list[str], spec: DonorSpec) -> Iterator[subprocess.Popen[b
         raise ConfigError(f"cannot start {command[0]!r}: {error.strerror}") from None
     with process:
         try:
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(spec) + b"\n")
-            process.stdin.flush()
+            _send(process, msgspec.json.encode(spec))
             yield process
         finally:
             process.kill()
             clear_stale(Path(spec.folder))
+
+
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + b"\n")
+    process.stdin.flush()
 
 
 def _receive(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: str) -> T:
@@ -259,17 +266,15 @@ async def serve(spec: DonorSpec) -> None:
             await asyncio.to_thread(sys.stdin.buffer.read)
             return
         outer.resume()
-        received = _count(outer, Path(spec.folder))
-        last, half = (
-            RecoveryProgress(0),
-            min(outer.chunk_rounds) != max(outer.chunk_rounds),
-        )  # then somebody was killed already
+        last = RecoveryProgress(0)
+        half = min(outer.chunk_rounds) != max(outer.chunk_rounds)  # then somebody was killed already
 
         def look(progress: RecoveryProgress) -> None:
             nonlocal last, half
             if spec.report_half and not half and progress.present >= progress.chunks / 2:
                 half = True
-                report(DonorProgress(progress.present))
+                report(DonorProgress(progress.present, sum(progress.bytes_from.values())))
+                sys.stdin.buffer.readline()  # the loop waits: nothing comes until somebody is dead
             last = progress
 
         donors = tuple(Donor(NodeId(name), address) for name, address in spec.donors.items())
@@ -285,27 +290,11 @@ async def serve(spec: DonorSpec) -> None:
                 seconds,
                 plane.bytes_down,
                 {str(node): size for node, size in last.bytes_from.items()},
-                int(received[0]),
             )
         )
     finally:
         await plane.close()
         vectors.close()
-
-
-def _count(outer: OuterState, folder: Path) -> NDArray[np.int64]:
-    """(1,): bytes of the chunks' parts that have come, in a file, so that they outlive who counts them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "received").touch()
-    os.truncate(folder / "received", 8)
-    received, append = np.memmap(folder / "received", np.int64), outer.partial_chunks.append
-
-    def counting(c: int, digest: bytes, at: int, part: bytes) -> None:
-        received[0] += len(part)
-        append(c, digest, at, part)
-
-    outer.partial_chunks.append = counting  # type: ignore[method-assign]
-    return received
 
 
 def report(message: DonorUp | DonorProgress | RecoveryFigures) -> None:
