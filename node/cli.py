@@ -15,7 +15,7 @@ from atoll.comm.config.load import load_dataclass
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
-from atoll.comm.invite import parse, split_host_port
+from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.terminal import say
 from atoll.node.config import Device, NodeConfig, check
 
@@ -107,7 +107,7 @@ def join(
     command = context.meta.get(COMMAND)
     if command is not None:
         check_command(command, role)
-    invite = parse(_from_file(url))
+    invite = invite_of(url)
     split_host_port(listen, "--listen")
     if leaf and (advertise or role != "trainer"):
         other = "--advertise" if advertise else f"--role {role}"
@@ -237,11 +237,12 @@ def check_command(command: tuple[str, ...], role: str) -> None:
         raise ConfigError(f"cannot start the command {command[0]}: {where}, or it cannot be executed")
 
 
-def _from_file(url: str) -> str:
+def invite_of(url: str) -> Invite:
+    """The invite of a join URL as the command line has it, which may be @FILE. Raises `ConfigError`."""
     if not url.startswith("@"):
-        return url
+        return parse(url)
     try:
-        return Path(url[1:]).read_text().strip()
+        return parse(Path(url[1:]).read_text().strip())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the join URL from {url[1:]}: {error}") from None
 

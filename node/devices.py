@@ -41,6 +41,14 @@ def gpus() -> tuple[Gpu, ...]:
         driver.nvmlShutdown()
 
 
+def has_gpu_driver() -> bool:
+    """Whether NVIDIA's driver is there, whatever torch was built for."""
+    try:
+        return not ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2()
+    except (OSError, AttributeError):
+        return False
+
+
 def torch_has_gpus() -> bool:
     """Whether the torch that is installed was built for GPUs, CUDA's or ROCm's."""
     with suppress(ImportError, ValueError):

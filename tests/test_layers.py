@@ -17,6 +17,7 @@ COMMANDS = (
     "coordinator.cli",
     "coordinator.server",
     "node.cli",
+    "node.doctor",
 )  # loose files above their package's rooms
 WITH_TORCH = {"node.engines", "node.participant", "node.trainer", "node.simulate"}
 
@@ -69,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
     "node.cli": {"comm", "comm.config", "node", "node.daemon"},
+    "node.doctor": {"comm", "comm.config", "node", "node.cli", "node.control"},
     "node.simulate": {
         *("comm", "comm.codecs", "comm.config"),
         *("node", "node.data", "node.outer", "node.participant", "node.trainer", "outer_opt"),
@@ -101,7 +103,7 @@ DOORS: dict[str, str] = {
     "node": "config devices engine_check preflight trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
-    "node.control": "client outbox reports",
+    "node.control": "client outbox reports tls_channel",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",

@@ -93,7 +93,8 @@ def test_a_run_survives_the_death_of_a_node_and_takes_in_another(tmp_path: Path,
     assert report["tokens"] == records[-1]["tokens"] == sum(sum(r["contributors"].values()) for r in records)
     assert all(set(r["digests"].values()) == {r["state_digest"]} for r in records)
     assert set(records[0]["contributors"]) == {"n1", "n2", "n3"}
-    assert {"n1", "n2"} in [set(r["contributors"]) for r in records]  # the survivors went on by themselves
+    # The survivors went on by themselves; who is killed came first, second or third.
+    assert any(r["contributors"].keys() < records[0]["contributors"].keys() for r in records)
     assert any("n4" in record["contributors"] for record in records)
 
     assert (demo.out / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

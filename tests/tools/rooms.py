@@ -16,7 +16,13 @@ PLACES: dict[str, tuple[float, float]] = {
     **{"coordinator.demo": (0.5, 0), "coordinator.bench": (2, 1), "coordinator.cli": (0.5, 1)},
     **{"coordinator.server": (0.5, 2), "coordinator.monitor": (0, 3), "coordinator.service": (1, 4)},
     **{"coordinator.state_machine": (1, 5), "coordinator.placement": (2, 6), "coordinator.door": (0, 5)},
-    **{"node.cli": (4, 0), "node.bench": (5, 0), "node.daemon": (4, 1), "node.simulate": (6.4, 0)},
+    **{
+        "node.doctor": (3, 0),
+        "node.cli": (4, 0),
+        "node.bench": (5, 0),
+        "node.daemon": (4, 1),
+        "node.simulate": (6.4, 0),
+    },
     **{
         "node.control": (3, 3),
         "node.recovery": (3.95, 3),
