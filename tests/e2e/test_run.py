@@ -79,10 +79,8 @@ def test_trainers_that_run_out_of_memory_train_on_in_halves(run: Run) -> None:
     url = run.invite(2)
     run.join(url, "one", faults=f"{PACED},trainer.micro_batch.4=memory")
     run.join(url, "two", "ranks=2", faults=f"{PACED},trainer.micro_batch.2=memory")
-    found = "computes 2 sequences a step in micro-batches of 1 sequence, as found earlier"
-    until(
-        "the trainer that is back", lambda: found in run.log("two"), 240
-    )  # rounds do not wait for its first step
+    again = "computes 2 sequences a step in micro-batches of 1 sequence, as found earlier"
+    until("its return", lambda: again in run.log("two"), 240)  # rounds do not wait for a first step
     back = run.committed()
     until("a commit of both", lambda: run.committed() > back and run.contributors() == 2)
     assert all(record["digests_equal"] for record in run.get("/api/rounds?since=0"))
