@@ -207,8 +207,8 @@ def _sliding_window(fields: _Fields, family: Family, max_positions: int, qwen: b
     kinds = fields.take("layer_types")
     if kinds is None:
         first = first if isinstance(first, int) else 0
-        kinds = ["full_attention"] * min(first, layers) + ["sliding_attention"] * (layers - first)
-        kinds = kinds if used and window else ["full_attention"]
+        kinds = ["full_attention"] if first > 0 or not (used and window) else []
+        kinds += ["sliding_attention"] if first < layers and used and window else []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise fields.refusal("layer_types", kinds, "it must be a list of names")
     if set(kinds) == {"full_attention"}:

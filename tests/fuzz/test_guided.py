@@ -1,5 +1,5 @@
-"""Each decoder under atheris for a few seconds, from its examples and its corpus on: mutations that reach new code
-are mutated on. ATOLL_GUIDED_SECONDS=N takes N seconds for each."""
+"""Each decoder under atheris, from its examples and its corpus on: mutations that reach new code are mutated on.
+They are the same each time; ATOLL_GUIDED_SECONDS=N takes others, for N seconds on each decoder."""
 
 import importlib.util
 import os
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from fuzz.decoders import DECODERS
 
-SECONDS = int(os.environ.get("ATOLL_GUIDED_SECONDS", "2"))
-MARGIN = 120  # seconds to start, and for the last input
+SECONDS = int(os.environ.get("ATOLL_GUIDED_SECONDS", "0"))
+MUTATIONS = ["-seed=1", "-runs=20000", "-max_total_time=10"] if not SECONDS else [f"-max_total_time={SECONDS}"]
+MARGIN = 130  # seconds to start, and for the last input
 TESTS = Path(__file__).parent.parent
 
 
@@ -25,7 +26,7 @@ def guided(name: str, folder: Path, *options: str) -> subprocess.CompletedProces
     for made in (inputs, temporary):
         made.mkdir()
     command = [sys.executable, "-P", "-m", "fuzz.guided", name, str(inputs), *options]
-    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "TMPDIR": str(temporary)}
     limit = SECONDS + MARGIN
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
 
@@ -33,7 +34,7 @@ def guided(name: str, folder: Path, *options: str) -> subprocess.CompletedProces
 @pytest.mark.long
 @pytest.mark.parametrize("name", DECODERS)
 def test_no_mutation_ends_a_decoder_otherwise_than_its_callers_know(name: str, tmp_path: Path) -> None:
-    done = guided(name, tmp_path, f"-max_total_time={SECONDS}", "-seed=1")
+    done = guided(name, tmp_path, *MUTATIONS)
     assert done.returncode == 0, done.stderr[-6000:]
     assert (runs := re.search(r"Done (\d+) runs", done.stderr)), done.stderr[-6000:]
     assert int(runs[1]) > 0
