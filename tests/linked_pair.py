@@ -59,6 +59,8 @@ class Notes:
 
     async def evidence(self, node: NodeId, kind: FrameKind, c: int) -> None: ...
 
+    async def ask(self, node: NodeId, kind: FrameKind, c: int, size: int, exact: bool) -> None: ...
+
     def joined(self, node: NodeId) -> None:
         self.rejoined.append(node)
         self.changed.set()

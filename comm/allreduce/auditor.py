@@ -275,6 +275,18 @@ class _ChunkAudit:
         seconds, receipt = max(self._until - self._clock(), 0.0), item is FetchItem.RECEIPT
         if receipt:
             seconds = min(seconds, RECEIPT_SHARE * self._order.seconds)
+        until = self._clock() + seconds
+        try:
+            async with asyncio.timeout(seconds):  # over the links that the reduce has, if it has some
+                found = await self._plane.peers.ask(
+                    member.node, item.value, plan.round, c, size, exact=not receipt
+                )
+        except TimeoutError:
+            log.info(f"round {plan.round}, audit of chunk {c}: {member.node} does not answer")
+            raise _Silent(place) from None
+        if found is not None:
+            return bytes(found)
+        seconds = max(until - self._clock(), 0.0)
         address, pin = ("", NO_PIN) if member.leaf else (member.address, member.pin)
         try:
             async with FetchClient(self._plane, member.node, address, pin, any_leaf=False) as client:

@@ -54,6 +54,7 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
+from atoll.comm.allreduce.evidence_requests import ANSWERS, REQUESTS, EvidenceRequests
 from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.allreduce.late_peers import AskState, LatePeers, Lost, Ping, PullFrom
 from atoll.comm.allreduce.listener import ReduceListener, SealReport
@@ -64,7 +65,7 @@ from atoll.comm.allreduce.reduce_evidence import ReduceEvidence
 from atoll.comm.allreduce.routes import links
 from atoll.comm.allreduce.sealing import SealFormat, UnusableContribution, mean_of
 from atoll.comm.bitmap import places
-from atoll.comm.byte_view import U8, Octets
+from atoll.comm.byte_view import U8, Octets, view
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
@@ -117,6 +118,7 @@ class Reduction:
         self._payloads = Payloads(codec, chunks, sealing or mean_of(codec), peers.buffers, peers.compressor)
         self._executor = MergeExecutor(me, encoded, self._payloads, signer, samples)
         self._evidence = ReduceEvidence(me, encoded, signer)
+        self._requests = EvidenceRequests(lambda node, queued: peers.peer(node).queue.post(queued))
         self._late = LatePeers()
         self._sealed: list[U8 | None] = [None] * chunks.count
         self._region_means: dict[int, U8] = {}  # by chunk; with the places of those who are in them
@@ -146,6 +148,7 @@ class Reduction:
             self._over = True
             self._replanned.set()  # no plan comes any more
             self._peers.end(self)
+            self._requests.end()
             for task in self._merges:
                 task.cancel()
             self._executor.inbox.clear()
@@ -219,6 +222,10 @@ class Reduction:
                 raise LinkBroken(f"a frame {kind.name} of {length} bytes about chunk {c}")
             settled = resync or await self._settled(node, header) is FrameVerdict.TAKE
             return np.empty(length, np.uint8) if settled else None
+        if kind in ANSWERS and length == 0 and self._has(c):
+            return np.empty(0, np.uint8)
+        if kind in REQUESTS:
+            return self._requests.buffer_for(node, kind, c, length)
         if kind not in (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED) or not self._has(c):
             raise LinkBroken(f"a frame {kind.name} about chunk {c}, of {self._chunks.count}")
         follows = kind is FrameKind.PARTIAL or (kind is FrameKind.SEALED and not self._payloads.fixed_seal_size)
@@ -240,6 +247,10 @@ class Reduction:
         match header.kind:
             case FrameKind.CONTRIBUTION | FrameKind.PARTIAL | FrameKind.SEALED:
                 self._arrived_chunk(node, header, payload)
+            case FrameKind.GET_INPUT | FrameKind.GET_RECEIPT:
+                self._requests.asked_by(node, header.kind, c)
+            case FrameKind.INPUT | FrameKind.RECEIPT:
+                self._requests.arrived(node, header.kind, c, payload)
             case kind if kind in CONTROL_KINDS:
                 attempt = header.fence.attempt
                 self._do(control_frames.receive(self._exchange, node, kind, c, attempt, payload.tobytes()))
@@ -260,6 +271,11 @@ class Reduction:
                 payload = self._region_means.get(c)
             case FrameKind.SEALED:
                 payload = self._sealed[c]
+            case FrameKind.INPUT | FrameKind.RECEIPT:
+                may = self._requests.may_answer(node)
+                found = await self.evidence(node, REQUESTS[kind], c) if may else None
+                shown = view(b"" if found is None else found)
+                return Header(kind, fence, c, len(shown), place=place), shown
             case FrameKind.RESYNC:
                 data = b"".join(self._exchange.resync_state(node))
                 return Header(kind, self.plan.fence, c, len(data), place=place), memoryview(data)
@@ -286,9 +302,14 @@ class Reduction:
             self._shown.add(c)
         return await self._evidence.answer(self.plan, kind, c)
 
+    async def ask(self, node: NodeId, kind: FrameKind, c: int, size: int, exact: bool) -> Octets | None:
+        """Ask `node`, over its links, for what it has of chunk `c` for an auditor."""
+        return None if self._over else await self._requests.ask(node, kind, c, size, exact)
+
     def joined(self, node: NodeId) -> None:
         """Ask `node`, to which there is a link again, what it has, and tell it what is here."""
         self._do([control_frames.ask_state(node)])
+        self._requests.ask_again(node)
 
     def lost(self, node: NodeId, sentence: str) -> None:
         """Report that `node` cannot be reached, or does not do its part, unless that was reported just now."""

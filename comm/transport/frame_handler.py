@@ -44,6 +44,10 @@ class FrameHandler(Protocol):
         """What `node`, which audits chunk `c`, asks for: GET_INPUT, GET_RECEIPT; None: it is not here. It must not
         change while it is sent."""
 
+    async def ask(self, node: NodeId, kind: FrameKind, c: int, size: int, exact: bool) -> Octets | None:
+        """Ask `node`, over its links, for what it has of chunk `c` for an auditor: GET_INPUT, GET_RECEIPT, of
+        `size` bytes, or if not `exact` of so many at most. None: it is not there, or not to be had this way."""
+
     def joined(self, node: NodeId) -> None:
         """Hear that a link to `node` broke and there is another: what was on the broken one may be lost."""
 

@@ -1,13 +1,13 @@
-"""The bytes between two data planes, version 7.
+"""The bytes between two data planes, version 8.
 
 Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
     accepting side      4  magic "ATOL"
-                        1  version, 7
+                        1  version, 8
                         3  zero
                        16  nonce, fresh for each connection
     dialling side       4  magic "ATOL"
-                        1  version, 7
+                        1  version, 8
                         1  bytes of the run id            r
                         1  bytes of the sender's node id  s
                         1  bytes of the receiver's id     t
@@ -41,7 +41,8 @@ The kinds, by number; below, what those mean that are not their names:
     1 LINK             5 WANT      9 PARTIAL        18 GET_DIGESTS
     2 CONTRIBUTION     6 LACK     10 OFFER          24 DATA
     3 SEALED           7 RESYNC   16 GET_SEALED     25 MISSING
-    4 MERGED           8 REFUSED  17 GET_STATE       19 GET_INPUT   20 GET_RECEIPT
+    4 MERGED           8 REFUSED  17 GET_STATE      19 GET_INPUT   20 GET_RECEIPT
+    11 INPUT          12 RECEIPT
 
 Over a long path a payload travels in pieces, each in a frame, over all links to the peer at once. A request for
 a chunk of the state names the part of it that is wanted: from the first of the last two fields to the second.
@@ -62,6 +63,8 @@ and the next ones', both ways (`protocol` says when):
                    receiver is here to be merged, what is merged, and the sealed chunks that are here.
                    Chunk 0: so it is; 1: and the other side is to answer with its own, links broke;
                    2 and 3: only to hear that the other side is alive, and the answer to that
+    GET_INPUT, GET_RECEIPT   an auditor's question, as below, and INPUT, RECEIPT its answer; without a payload if
+                   it is not here, or if the asking side had its share of the links in this round
 
 Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. A connection that starts
 with a request (GET_...) carries requests and answers; one that starts with OFFER does, too, but the side that was
@@ -92,7 +95,7 @@ from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, LINGER_TIMEOUT, 
 from atoll.comm.transport.key_ring import PROOF_BYTES, KeyRing
 
 MAGIC = b"ATOL"
-VERSION = 7
+VERSION = 8
 PROTOCOL = 300 + VERSION  # version of the control plane: who could not talk to peers is refused by the coordinator
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBBI")
@@ -116,6 +119,8 @@ class FrameKind(IntEnum):
     REFUSED = 8  # last: the payload is a sentence
     PARTIAL = 9
     OFFER = 10  # dialling side, first: a leaf, which answers requests on this connection
+    INPUT = 11  # on a link, the answer to GET_INPUT
+    RECEIPT = 12  # and to GET_RECEIPT
     GET_SEALED = 16  # requests, without payload
     GET_STATE = 17
     GET_DIGESTS = 18

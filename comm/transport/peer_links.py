@@ -123,6 +123,16 @@ class PeerLinks:
         handler = self._handler
         return await handler.evidence(node, kind, c) if handler is not None and handler.round == round else None
 
+    async def ask(
+        self, node: NodeId, kind: FrameKind, round: Round, c: int, size: int, exact: bool
+    ) -> Octets | None:
+        """What `node` has for an auditor of chunk `c`, over the links of the reduce of `round`, as
+        `FrameHandler.ask`; None, too, where that is not under way or there is no link."""
+        handler, peer = self._handler, self._peers.get(node)
+        if handler is None or handler.round != round or peer is None or not peer.links:
+            return None
+        return await handler.ask(node, kind, c, size, exact)
+
     def expect(self, members: Iterable[tuple[PlanMember, bool]]) -> None:
         """Have links to these members, and to no others, as long as the reduce lasts: (member, whether this side
         dials it first)."""

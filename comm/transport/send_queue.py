@@ -1,6 +1,7 @@
 """The queue of what waits to be sent to one peer, for whichever of its links is free next.
 
-    urgent           what others wait for, or what frees memory: MERGED, WANT, LACK, RESYNC, PARTIAL
+    urgent           what others wait for, or what frees memory: MERGED, WANT, LACK, RESYNC, PARTIAL, and what
+                     audits ask and answer
     contributions    others wait for their merge
     sealed chunks
 
@@ -14,7 +15,10 @@ from dataclasses import replace
 
 from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 
-DIVISIBLE_KINDS = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)  # payloads that may be cut
+DIVISIBLE_KINDS = (  # payloads that may be cut
+    *(FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED),
+    FrameKind.INPUT,
+)
 
 
 class OutgoingFrame:
@@ -83,7 +87,10 @@ class SendQueue:
             and len(outgoing.payload) > self.piece_size
             and outgoing.header.kind in DIVISIBLE_KINDS
         ):
-            self._pieces.append(outgoing)
+            if self._queue_of(queued) is self._urgent:
+                self._pieces.appendleft(outgoing)
+            else:
+                self._pieces.append(outgoing)
         if self._queue_of(queued) is not self._urgent:
             self._opening = False
         self._wake()

@@ -25,7 +25,7 @@ from reduce_members import (
     run,
 )
 
-from atoll.comm.allreduce import merge_executor
+from atoll.comm.allreduce import evidence_requests, merge_executor
 from atoll.comm.allreduce.auditor import AuditFinding, Auditor, AuditOrder
 from atoll.comm.allreduce.input_signer import InputSigner, with_signature
 from atoll.comm.allreduce.sealing import SealFormat, mean_of
@@ -37,7 +37,8 @@ from atoll.comm.plan import InvalidPlan, Plan
 from atoll.comm.receipts import SALT_BYTES, sign_input, unpack_receipt, unpack_record
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.frames import FrameKind
+from atoll.comm.transport.fetch_client import FetchClient, FetchItem
+from atoll.comm.transport.frames import FrameKind, QueuedFrame
 
 SALT = b"s" * SALT_BYTES
 KEYS = [PrivateKey.generate() for _ in range(6)]
@@ -235,6 +236,101 @@ def test_what_is_shown_to_an_auditor_stays_while_it_is_on_its_way_and_the_chunk_
                 for _ in range(len(buffers)):  # others use again what is free
                     buffers.take(1, 1).base.fill(0)  # type: ignore[union-attr]
                 assert all(bytes(answer) == before for answer, before in shown)
+
+    run(body())
+
+
+def test_audits_travel_over_the_links_of_the_reduce_and_beyond_a_share_over_connections_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        async with fleet(4) as planes:
+            plan = signed_plan(planes)
+            members = signing(planes, plan)
+            dialled = list[FetchItem]()
+            fetch = FetchClient.fetch
+
+            async def counted(client: FetchClient, item: FetchItem, *rest: Any) -> bytes:
+                dialled.append(item)
+                return await fetch(client, item, *rest)
+
+            monkeypatch.setattr(FetchClient, "fetch", counted)
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                auditor, sealed = members[0], members[0].reduction.result.digests
+                assert [(await audited(auditor, plan, c, range(4))).digest for c in range(10)] == list(sealed)
+                assert not dialled
+                for _ in range(evidence_requests.MAX_ANSWERS // 10):
+                    for c in range(10):
+                        assert (await audited(auditor, plan, c, range(4))).digest == sealed[c]
+                assert dialled
+                for member in members[1:]:  # it counts for each by itself
+                    dialled.clear()
+                    assert (await audited(member, plan, 5, range(4))).digest == sealed[5]
+                    assert not dialled
+
+    run(body())
+
+
+def test_an_audit_asks_again_over_the_next_link_when_one_breaks() -> None:
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = signed_plan(planes)
+            members = signing(planes, plan)
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                answer, asked = members[2].reduction.evidence, 0
+
+                async def breaks(node: NodeId, kind: FrameKind, c: int) -> Octets | None:
+                    nonlocal asked
+                    asked += 1
+                    if asked == 1:
+                        members[2].plane.peers.drop(node)
+                        await asyncio.get_running_loop().create_future()
+                    return await answer(node, kind, c)
+
+                members[2].reduction.evidence = breaks  # type: ignore[method-assign]
+                owned = plan.owners.index(1)
+                found = await audited(members[0], plan, owned, range(3))
+                assert found.digest == members[0].reduction.result.digests[owned] and asked > 1
+
+    run(body())
+
+
+def test_answers_that_nobody_asked_for_and_those_of_another_length_are_not_taken() -> None:
+    posted = list[tuple[NodeId, QueuedFrame]]()
+    node = NodeId("n2")
+
+    async def body() -> None:
+        requests = evidence_requests.EvidenceRequests(lambda node, queued: posted.append((node, queued)))
+        assert requests.buffer_for(node, FrameKind.INPUT, 3, 100) is None
+        asked = asyncio.create_task(requests.ask(node, FrameKind.GET_INPUT, 3, 100, exact=True))
+        await asyncio.sleep(0)
+        assert await requests.ask(node, FrameKind.GET_INPUT, 3, 100, exact=True) is None  # one at a time
+        for wrong in ((node, FrameKind.INPUT, 3, 99), (node, FrameKind.RECEIPT, 3, 100)):
+            assert requests.buffer_for(*wrong) is None
+        assert requests.buffer_for(NodeId("n3"), FrameKind.INPUT, 3, 100) is None
+        place = requests.buffer_for(node, FrameKind.INPUT, 3, 100)
+        assert place is not None and place.size == 100 and not asked.done()
+        requests.arrived(node, FrameKind.INPUT, 3, place)
+        assert await asked is place
+        receipt = asyncio.create_task(requests.ask(node, FrameKind.GET_RECEIPT, 3, 100, exact=False))
+        await asyncio.sleep(0)
+        assert requests.buffer_for(node, FrameKind.RECEIPT, 3, 101) is None
+        assert (place := requests.buffer_for(node, FrameKind.RECEIPT, 3, 0)) is not None
+        requests.arrived(node, FrameKind.RECEIPT, 3, place)
+        assert await receipt is None
+        over = asyncio.create_task(requests.ask(node, FrameKind.GET_INPUT, 4, 100, exact=True))
+        await asyncio.sleep(0)
+        requests.end()
+        assert await over is None
+        assert [queued[:2] for _, queued in posted] == [
+            (FrameKind.GET_INPUT, 3),
+            (FrameKind.GET_RECEIPT, 3),
+            (FrameKind.GET_INPUT, 4),
+        ]
 
     run(body())
 

@@ -146,7 +146,7 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
     async def talk(here: Link, there: Link) -> None:
         await here.write(first)
         with pytest.raises(
-            LinkBroken, match="first bytes|speaks version [19] of .*, this node speaks 7: use one release"
+            LinkBroken, match="first bytes|speaks version [19] of .*, this node speaks 8: use one release"
         ):
             await frames.welcome(there, RUN, B, KeyRing(secret=KEY))
 
@@ -159,7 +159,7 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
         (b"SSH-2.0-OpenSSH_9.6\r\nxxxx", "no data plane of this software"),
         (
             frames.GREETING.pack(frames.MAGIC, 1, bytes(16)),
-            "speaks version 1 .*, this node speaks 7: use one release",
+            "speaks version 1 .*, this node speaks 8: use one release",
         ),
     ],
 )
