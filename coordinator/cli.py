@@ -1,5 +1,5 @@
-"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll blame`, `atoll
-pardon`."""
+"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll contributions`,
+`atoll blame`, `atoll pardon`."""
 
 import asyncio
 import json
@@ -163,7 +163,7 @@ def short(value: float) -> str:
     "--uses", default=1, show_default=True, type=click.IntRange(1, 1_000_000), help="Nodes the URL is good for."
 )
 @click.option("--expires", default="48h", show_default=True, help="For how long: 90s, 30m, 48h, 7d.")
-@click.option("--name", default="", help="For whom; --list shows it.")
+@click.option("--name", default="", help="For whom; --list shows it, and `atoll contributions`.")
 @click.option(
     "--role",
     "roles",
@@ -265,13 +265,7 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
     HTTP_URL is the coordinator's page, or HOST:PORT; without it, where a coordinator on this machine has it by
     default.
     """
-    if state_dir is not None and not http_url:
-        from atoll.coordinator.server import page_url
-
-        http_url = page_url(state_dir.expanduser())
-    http_url = http_url or PAGE_ADDRESS
-    http_url = http_url if "://" in http_url else f"http://{http_url}"
-    run = fetch(http_url.rstrip("/") + "/api/run")
+    run = fetch(page_address(http_url, state_dir) + "/api/run")
     if as_json:
         click.echo(json.dumps(run))
         return
@@ -287,6 +281,46 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
         click.echo(line)
     if len(shown) < len(members):
         click.echo(f"and {len(members) - len(shown)} more: --all shows them")
+
+
+@click.command()
+@click.argument("http_url", default="")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Of a coordinator on this machine.")
+@click.option("--all", "all_", is_flag=True, help="Every owner and node, however many there are.")
+@click.option("--json", "as_json", is_flag=True)
+def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> None:
+    """Show how many tokens and rounds of a run are of which owner and node, of all who ever contributed.
+
+    HTTP_URL is as for `atoll status`. An owner is the name of an invite (`atoll invite --name`); a node is known by
+    its key, whatever it calls itself.
+    """
+    limit = "" if all_ or as_json else f"?limit={MEMBERS_SHOWN}"
+    said = fetch(f"{page_address(http_url, state_dir)}/api/contributions{limit}")
+    if as_json:
+        click.echo(json.dumps(said))
+        return
+    from rich.console import Console
+
+    from atoll.coordinator.monitor.contributions import contribution_summary, nodes_table, owners_table
+
+    say(contribution_summary(said))
+    for what, table in (("owners", owners_table(said)), ("nodes", nodes_table(said))):
+        if said[what]:
+            click.echo()
+            Console().print(table)
+        if more := said[f"{what}_total"] - len(said[what]):
+            click.echo(f"and {more} more: --all shows them")
+
+
+def page_address(http_url: str, state_dir: Path | None) -> str:
+    """The URL of a coordinator's page, without a slash at its end: the one given, or where a coordinator on this
+    machine has it."""
+    if state_dir is not None and not http_url:
+        from atoll.coordinator.server import page_url
+
+        http_url = page_url(state_dir.expanduser())
+    http_url = http_url or PAGE_ADDRESS
+    return (http_url if "://" in http_url else f"http://{http_url}").rstrip("/")
 
 
 def _load(

@@ -99,7 +99,7 @@ DOORS: dict[str, str] = {
     "coordinator.placement": "bandwidth_shares two_level",
     "coordinator.state_machine": "conduct events members run_layout state step weights",
     "coordinator.service": "control_plane event_loop invites journal telemetry",
-    "coordinator.monitor": "blame http terminal wandb_logger",
+    "coordinator.monitor": "blame contributions http terminal wandb_logger",
     "node": "config devices engine_check preflight trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from atoll.coordinator.monitor.contributions import contributions
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.telemetry import Vitals
@@ -72,6 +73,15 @@ def app(loop: EventLoop, journal: Journal, run: str) -> Starlette:
             body = await asyncio.to_thread(_records, journal, since, limit, kind)
         return Response(body, media_type="application/json")
 
+    async def api_contributions(request: Request) -> Response:
+        try:
+            limit = _number(request.query_params, "limit", 0)
+        except ValueError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        async with reading:
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(contributions(loop.state, run, limit)))
+        return Response(body, media_type="application/json")
+
     async def metrics_(_: Request) -> Response:
         return Response(generate_latest(loop.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -80,6 +90,7 @@ def app(loop: EventLoop, journal: Journal, run: str) -> Starlette:
         "/healthz": healthz,
         "/api/run": api_run,
         "/api/rounds": api_rounds,
+        "/api/contributions": api_contributions,
         "/metrics": metrics_,
     }
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
@@ -87,20 +98,23 @@ def app(loop: EventLoop, journal: Journal, run: str) -> Starlette:
 
 def _asked(query: QueryParams) -> tuple[int, int, type[Any]]:
     """`since`, `limit` and the type of what is answered. Raises `ValueError` with a sentence."""
-    numbers = {"since": 0, "limit": DEFAULT_RECORDS}
-    for name in numbers:
-        given = query.get(name, str(numbers[name]))
-        if not given.isdecimal() or len(given) > 18:
-            raise ValueError(f"{name}={given[:40]!r} is not a number")
-        numbers[name] = int(given)
-    if not numbers["limit"]:
+    since, limit = _number(query, "since", 0), _number(query, "limit", DEFAULT_RECORDS)
+    if not limit:
         raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_RECORDS}")
     asked = query.get("fields", "")
     wanted = asked.split(",") if asked else []
     if odd := sorted(set(wanted) - RECORD_FIELDS):
         raise ValueError(f"a record has no {odd[0][:40]!r}")
     kind = _excerpt(tuple(dict.fromkeys(wanted))) if wanted else CommitRecord
-    return numbers["since"], min(numbers["limit"], MAX_RECORDS), kind
+    return since, min(limit, MAX_RECORDS), kind
+
+
+def _number(query: QueryParams, name: str, default: int) -> int:
+    """The number of this name. Raises `ValueError` with a sentence."""
+    given = query.get(name, str(default))
+    if not given.isdecimal() or len(given) > 18:
+        raise ValueError(f"{name}={given[:40]!r} is not a number")
+    return int(given)
 
 
 def _excerpt(wanted: tuple[str, ...]) -> type[Any]:

@@ -11,6 +11,7 @@ from atoll.comm.errors import ConfigError, Refused
 from atoll.coordinator.state_machine.members import REDUCER, VERIFIER
 
 TRAINER = "trainer"  # the role of a node that trains, for which the protocol has the empty word
+MAX_OWNER = 64  # characters
 ROLES = (TRAINER, REDUCER, VERIFIER)  # the last is of those alone whose invites name it
 ASK = "ask the operator for an invite"
 
@@ -26,6 +27,12 @@ class InviteRecord:
     left: int  # nodes that may still join with it
     expires: float  # seconds since 1970
     revoked: str = ""  # why; empty: it is not
+
+    @property
+    def owner(self) -> str:
+        """Who is credited for its nodes' work: its name, as it may be shown, or its number where it has none."""
+        name = "".join(c for c in self.name if c.isprintable()).strip()[:MAX_OWNER]
+        return name or f"invite {self.number}"
 
     def check(self, wall: float) -> None:
         """Raise `Refused`, with a sentence for who would join with it at `wall` (seconds since 1970), unless it is

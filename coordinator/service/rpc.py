@@ -236,11 +236,11 @@ class CoordinatorService:
                 await asyncio.wait([self._entering])
         if (before := self._holder(request.session)) is None:
             await self._limit(self._entrances, f"the key {key.hex()[:16]}", context, "joins")
-            invite = await self._check_token(request.token, request.role, context)
+            invite, owner = await self._check_token(request.token, request.role, context)
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
             invite = before.invite
-            await self._check_role(invite, request.role, context)
+            owner = await self._check_role(invite, request.role, context)
         fresh = validation.secret(request.session) or secrets.token_hex(16)
         try:
             who = self._sessions.admission(request.session, key, self._event_loop.state.members, fresh)
@@ -250,7 +250,7 @@ class CoordinatorService:
             await self._abort(context, Code.PERMISSION_DENIED, why)
         name = validation.name(request.name) or who.node
         joined = ev.Joined(
-            who.node, who.life, name, address, who.secret, request.leaf, request.role, pin, key, invite
+            who.node, who.life, name, address, who.secret, request.leaf, request.role, pin, key, invite, owner
         )
         token = request.token if who.life == 1 else ""  # an invite is for so many nodes, however often each joins
         async with self._in_time(context):
@@ -269,19 +269,21 @@ class CoordinatorService:
             with suppress(Refused, JournalFull):
                 await asyncio.to_thread(self._journal.redeem_token, token, time.time())
 
-    async def _check_role(self, invite: int, role: str, context: Context) -> None:
-        """Refuse a node that comes back in a role that its invite is not for."""
+    async def _check_role(self, invite: int, role: str, context: Context) -> str:
+        """Refuse a node that comes back in a role that its invite is not for. Return the invite's owner."""
         try:
             record = await asyncio.to_thread(self._journal.invite, invite)
             if record is not None:
                 record.check_role(role)
+                return record.owner
         except Refused as error:
             await self._abort(context, Code.PERMISSION_DENIED, str(error))
         except JournalFull as error:
             await self._abort(context, Code.UNAVAILABLE, str(error))
+        return ""
 
-    async def _check_token(self, token: str, role: str, context: Context) -> int:
-        """The number of the invite that the token is of."""
+    async def _check_token(self, token: str, role: str, context: Context) -> tuple[int, str]:
+        """The number of the invite that the token is of, and its owner."""
         try:
             record = await asyncio.to_thread(self._journal.check_token, token, time.time())
             record.check_role(role)
@@ -289,7 +291,7 @@ class CoordinatorService:
             await self._abort(context, Code.PERMISSION_DENIED, str(error))
         except JournalFull as error:
             await self._abort(context, Code.UNAVAILABLE, str(error))
-        return record.number
+        return record.number, record.owner
 
     def _holder(self, session: str) -> Member | None:
         return self._sessions.holder(session, self._event_loop.state.members)

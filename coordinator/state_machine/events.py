@@ -34,6 +34,7 @@ class Joined:
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
     key: PublicKey = NO_KEY  # the node's for its life: it proved that it has the secret half
     invite: int = 0  # number of the invite that it came with; 0: not known
+    owner: str = ""  # whom the invite is for; empty: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
 from atoll.coordinator.placement.bandwidth_shares import blend
-from atoll.coordinator.state_machine import audit, broken_paths, conduct, disputes, lateness, replay
+from atoll.coordinator.state_machine import audit, broken_paths, conduct, credit, disputes, lateness, replay
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
 from atoll.coordinator.state_machine.claims import with_counted_work, with_timely_claims
+from atoll.coordinator.state_machine.credit import CreditBook, Work
 from atoll.coordinator.state_machine.delta_scores import charge_outliers
 from atoll.coordinator.state_machine.events import (
     ChunksSealed,
@@ -36,6 +37,7 @@ from atoll.coordinator.state_machine.rollback import remember
 from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
+    CommittedState,
     Phase,
     RoundState,
     State,
@@ -332,7 +334,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         attempts=ledger.attempt,
         members=tuple(r.participants),
         contributors=weights,
-        tokens=state.tokens + int(sum(weights.values())),
+        tokens=state.tokens + sum(map(int, weights.values())),
         train_loss=sum(p.contribution.loss * p.part * p.contribution.claimed for p in parts.values())
         / sum(p.part * p.contribution.claimed for p in parts.values()),
         seconds={
@@ -357,24 +359,37 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         fragment=state.fragment,
         lacking=book.missing_contributors(ledger, parts),
     )
+    past = remember(state)
     return replace(
         state,
         members=members,
         last_counted=state.last_counted | _last_counted(state, record),
         earlier=state.earlier | _earlier(state, parts),
         committed=r.number,
-        past=remember(state),
+        past=past,
         digest=b"",
         sealed=ledger.root,
         makers=frozenset(members_),
         losses_at_commit=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
+        credit=_credit(state, record, past),
         leases=data.consume_each(state.leases, used),
         pending=record,
         round=RoundState(
             number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.closed_at
         ),
     )
+
+
+def _credit(state: State, record: CommitRecord, past: tuple[CommittedState, ...]) -> CreditBook:
+    """The accounts, when this round's tokens are credited to who contributed them."""
+    here, departed = state.members.here, state.members.departed
+    works = [
+        Work(conduct.identity(state, n), n, state.name(n), member.owner if member is not None else "", int(tokens))
+        for n, tokens in record.contributors.items()
+        for member in [here.get(n) or departed.get(n)]
+    ]
+    return credit.enter(state.credit, record.round, works, past[0].round if past else record.round)
 
 
 def _last_counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, bytes]]:

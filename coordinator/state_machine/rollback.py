@@ -24,8 +24,8 @@ twice. A suspect gets none: what it holds may never be heard. Time in which the 
 
 A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
 holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens
-of round j; the samples in it stay consumed, for no sample counts twice. Whoever comes later with the real state k
-differs from the run's digest, and fetches the run's.
+of round j, and so does the credit for them; the samples in it stay consumed, for no sample counts twice. Whoever
+comes later with the real state k differs from the run's digest, and fetches the run's.
 
 A node contributes only once its disk has the last round. So where disks work, only the newest commit can be void:
 all died between its commit and the end of its write to any disk.
@@ -34,6 +34,7 @@ all died between its commit and the end of its write to any disk.
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
@@ -151,6 +152,7 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
         makers=frozenset(),
         tokens=past.tokens,
         pending=None,
+        credit=take_back(state.credit, j),
         past=tuple(p for p in state.past if p.round < j or p is past),
         lost_state=None,
         tied=False,

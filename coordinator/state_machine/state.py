@@ -16,6 +16,7 @@ from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.credit import CreditBook
 from atoll.coordinator.state_machine.events import (
     AuditReported,
     CommitRecord,
@@ -258,6 +259,7 @@ class State:
     conduct: ConductBook = ConductBook()
     replays: ReplayBook = ReplayBook()
     expulsions: int = 0  # members that were put out for what they did: each has the run's key changed
+    credit: CreditBook = CreditBook()  # of `tokens`, all that were committed since the run keeps accounts
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
@@ -414,7 +416,7 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     state = drop_from_round(replace(state, members=who.remove(state.members, node, how, reason)), node)
     if how is MemberState.LEFT:
         state = replace(state, leases=data.release(_used(state, node), node))
-    forgotten = who.oldest_departed(state.members)
+    forgotten = _forgettable(state)
     for old in forgotten:
         state = replace(state, leases=data.release(state.leases, old))
     if forgotten:
@@ -425,6 +427,14 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     if state.committed == 0 and all(m.state in WITHOUT_MODEL for m in state.members.here.values()):
         state = start_over(replace(state, layout=None, fragments=()))  # nobody is left who has built this model
     return state
+
+
+def _forgettable(state: State) -> tuple[NodeId, ...]:
+    """Members that are gone and need not be remembered: not those whose work may be in the round's sealed chunks,
+    which its commit consumes from their leases and credits to their keys."""
+    oldest = who.oldest_departed(state.members)
+    entered = {e.node for e in state.round.ledger.entries if e.contribution} if oldest else ()
+    return tuple(n for n in oldest if n not in entered)
 
 
 def start_over(state: State) -> State:

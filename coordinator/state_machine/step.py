@@ -25,6 +25,7 @@ from atoll.coordinator.state_machine import (
     audit,
     beginning,
     conduct,
+    credit,
     disputes,
     reduce,
     replay,
@@ -317,8 +318,11 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
         event.pin,
         event.key,
         event.invite,
+        event.owner,
     )
-    return replace(state, members=members)
+    state = replace(state, members=members)
+    as_, owner = conduct.identity(state, node), members.here[node].owner
+    return replace(state, credit=credit.rename(state.credit, as_, node, event.name, owner))
 
 
 def _trust(state: State, node: NodeId, out: list[Effect]) -> State:

@@ -255,7 +255,11 @@ class Service(Process):
         if refusal(self.state, who.node, key):
             self._expelled(client)
             return self._next_join()
-        joined = ev.Joined(who.node, who.life, name, address, who.secret, leaf=not address, role=role, key=key)
+        owner = f"owner {int(name[1:]) % 3}"  # of the host
+        leaf = not address
+        joined = ev.Joined(
+            who.node, who.life, name, address, who.secret, leaf=leaf, role=role, key=key, owner=owner
+        )
         self.submit(joined, self._admitted, client, ticket, session, who)
 
     def _expelled(self, client: "Control") -> None:

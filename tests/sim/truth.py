@@ -68,6 +68,8 @@ class Truth:
     withheld: set[int] = field(default_factory=set)  # samples of who left while they could be committed
     contributed: dict[tuple[Life, int], Samples] = field(default_factory=dict)  # by round
     tokens: int = 0  # committed
+    credited: dict[int, dict[NodeId, int]] = field(default_factory=dict)  # tokens, by round that is not void
+    joined: dict[NodeId, tuple[str, str]] = field(default_factory=dict)  # key and owner
     tokens_at: dict[int, int] = field(default_factory=lambda: {0: 0})  # by round
     void: set[int] = field(default_factory=set)  # rounds
     published: list[int] = field(default_factory=list)  # rounds

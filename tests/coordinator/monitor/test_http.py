@@ -1,7 +1,9 @@
 """What a coordinator answers over HTTP: pages of round records, members, metrics."""
 
 import asyncio
+import io
 import json
+import math
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,22 @@ from typing import Any
 import msgspec
 import pytest
 from control_nodes import coordinator, get
+from rich.console import Console
 
+from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.monitor import http
+from atoll.coordinator.monitor.contributions import (
+    contribution_summary,
+    contributions,
+    nodes_table,
+    owners_table,
+)
+from atoll.coordinator.state_machine import credit
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.credit import CreditBook, Work
+from atoll.coordinator.state_machine.state import State
 
 
 @pytest.mark.parametrize(
@@ -157,3 +171,56 @@ def test_metrics_tell_of_the_control_plane(tmp_path: Path) -> None:
                 assert line in lines, line
 
     asyncio.run(story())
+
+
+def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            c.token = c.journal.issue_token("the in\x1bstitute", 2, math.inf)
+            ada, bo = await c.pair()
+            assert json.loads((await get(c, "/api/contributions"))[1]) == {
+                **{"run_id": "reef", "committed": 0, "tokens": 0, "uncredited": 0},
+                **{"owners_total": 0, "nodes_total": 0, "owners": [], "nodes": []},
+            }
+            for node in (ada, bo):
+                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
+            for node in (ada, bo):
+                await node.ready(1)
+            for node in (ada, bo):
+                await node.reduce()
+            await ada.sees(lambda v: v.committed == 1)
+            status, body = await get(c, "/api/contributions")
+            said = json.loads(body)
+            each = 2 * c.event_loop.state.config.model.seq_len  # tokens
+            assert status == 200 and said["tokens"] == 2 * each and not said["uncredited"]
+            assert said["owners"] == [
+                {"owner": "the institute", "tokens": 2 * each, "rounds": 1, "nodes": 2},
+            ]
+            assert said["nodes"][0] == {
+                **{"node_id": ada.node, "key": ada.key.public.hex(), "name": "ada", "former_names": []},
+                **{"owner": "the institute", "tokens": each, "rounds": 1},
+            }
+            one = json.loads((await get(c, "/api/contributions?limit=1"))[1])
+            assert len(one["nodes"]) == 1 and one["nodes_total"] == 2
+            assert (await get(c, "/api/contributions?limit=-1"))[0] == 400
+
+            total = f"{2 * each:,} tokens in 1 round"
+            assert contribution_summary(said) == f"run reef: {total}, of 1 owner with 2 nodes"
+            console = Console(width=80, file=io.StringIO())
+            for table in (owners_table(said), nodes_table(said)):
+                console.print(table)
+            written = console.file.getvalue()
+            assert "the institute" in written and "50.0 %" in written and f"ada ({ada.node})" in written
+
+    asyncio.run(story())
+
+
+def test_names_of_accounts_are_text_in_a_terminal_too() -> None:
+    book = credit.enter(CreditBook(), 1, [Work("key", NodeId("n1"), "[red]ada\x1b[2J", "[bold]o\x07", 5)], 0)
+    said = contributions(State(RunConfig(), tokens=12, committed=1, credit=book), "reef")
+    assert said["uncredited"] == 7 and "7 of them before" in contribution_summary(said)
+    console = Console(width=80, file=io.StringIO())
+    for table in (owners_table(said), nodes_table(said)):
+        console.print(table)
+    written = console.file.getvalue()
+    assert "[red]ada" in written and "[bold]o" in written and not {"\x1b", "\x07"} & set(written)

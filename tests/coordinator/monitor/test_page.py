@@ -8,7 +8,13 @@ import dukpy
 import pytest
 from control_nodes import coordinator
 
+from atoll.comm.config.run import RunConfig
+from atoll.comm.ids import NodeId
+from atoll.coordinator.monitor.contributions import contributions
 from atoll.coordinator.monitor.http import PAGE_FILE, snapshot
+from atoll.coordinator.state_machine import credit
+from atoll.coordinator.state_machine.credit import CreditBook, Work
+from atoll.coordinator.state_machine.state import State
 
 ROUNDS = 100_000
 MAX_BUCKETS = 1024  # of a curve; of each bucket four points at most are drawn
@@ -23,12 +29,13 @@ function element(tag){
   get lastChild(){return children[children.length-1]},
   set innerHTML(html){this.html=html;this.drawings++}}}
 const elements={},timers=[];
-let records=[],clock=0;
+let records=[],clock=0,asked=0;
 globalThis.document={createElement:element,getElementById:id=>elements[id]=elements[id]||element(id)};
 globalThis.performance={now:()=>clock+=100};
 globalThis.setTimeout=action=>timers.push(action);
 globalThis.fetch=async path=>{
  const since=path.match(/since=([0-9]+)&limit=([0-9]+)/);
+ if(path.startsWith("api/contributions")){asked++;return {json:async()=>dukpy.contributions}}
  return {json:async()=>since?records.slice(+since[1],+since[1]+ +since[2]):dukpy.run}};
 """
 
@@ -39,11 +46,12 @@ class Page:
     def __init__(self, run: dict[str, Any], records: str) -> None:
         """`records`: JavaScript, an array in which round k is at place k - 1."""
         self.engine, self.run = dukpy.JSInterpreter(), run
+        self.contributions = contributions(State(RunConfig()), "reef")
         self.evaluate(f"{BROWSER};records={records}")
         self.evaluate("\n".join(SCRIPTS))
 
     def evaluate(self, code: str) -> Any:
-        return self.engine.evaljs(code, run=self.run)
+        return self.engine.evaljs(code, run=self.run, contributions=self.contributions)
 
     @property
     def picture(self) -> str:
@@ -117,3 +125,25 @@ def test_a_loss_that_is_none_or_far_out_does_not_break_the_picture(run: dict[str
 
 def test_without_a_loss_there_is_no_picture(run: dict[str, Any]) -> None:
     assert Page(run, "[{round:1,train_loss:null,val_loss:null}]").picture == ""
+
+
+def test_contributions_are_asked_for_after_a_commit_and_names_are_shown_as_text(run: dict[str, Any]) -> None:
+    name, owner = "<img src=x onerror=alert(1)>", "the <b>institute</b>"
+    page, book = Page(run, "[]"), CreditBook()
+    assert page.evaluate("elements.contributions.hidden") and page.evaluate("asked") == 1
+    book = credit.enter(book, 1, [Work("key", NodeId("n1"), "ada", owner, 40)], 0)
+    book = credit.enter(book, 2, [Work("key", NodeId("n1"), name, owner, 60)], 0)
+    page.contributions = contributions(State(RunConfig(), tokens=100, committed=2, credit=book), "reef")
+    page.look_again()
+    assert page.evaluate("asked") == 1, "nothing was committed since"
+    page.run = run | {"committed": 2, "tokens": 100}
+    page.look_again()
+    page.look_again()
+    assert page.evaluate("asked") == 2 and not page.evaluate("elements.contributions.hidden")
+    cells = "rows=>rows.children.map(row=>row.cells.map(cell=>cell.textContent))"
+    assert page.evaluate(f"({cells})(elements.owners)") == [[owner, "1", "2", "100", "100.0 %"]]
+    assert page.evaluate(f"({cells})(elements.nodes)") == [
+        [f"{name} (n1), once ada", owner, "2", "100", "100.0 %"]
+    ]
+    written = "rows=>rows.children.map(row=>row.cells.map(cell=>cell.html).join('')).join('')"
+    assert page.evaluate(f"({written})(elements.owners)") == page.evaluate(f"({written})(elements.nodes)") == ""

@@ -12,6 +12,7 @@ from sim.invariants.charges import (
 )
 from sim.invariants.commits import check_commit, no_fragment_has_a_step_twice, the_digest_is_the_logs
 from sim.invariants.conduct import decisions_are_made_once_and_of_liars, the_journal_has_every_decision
+from sim.invariants.credit import credit_is_for_what_was_committed
 from sim.invariants.endings import the_run_ends, the_run_goes_on
 from sim.invariants.ledgers import check_ledger
 from sim.invariants.members import (
@@ -132,6 +133,7 @@ def check_written(world: "World", before: State, batch: Batch) -> None:
     who_left_takes_what_may_be_committed(world, before, batch)
     if after.committed != before.committed:
         check_commit(world, before, batch)
+    credit_is_for_what_was_committed(world, batch)
     if after.digest != before.digest or after.committed != before.committed:
         the_digest_is_the_logs(world, after)
     if after.leases is not before.leases or after.members.departed is not before.members.departed:

@@ -32,6 +32,7 @@ def check_commit(world: "World", before: State, batch: Batch) -> None:
     no_sample_counts_twice(world, record)
     no_fragment_has_a_step_twice(world, record)
     nodes_are_told_what_counted(world, after, record)
+    world.truth.credited[record.round] = {n: int(tokens) for n, tokens in record.contributors.items()}
     world.truth.roots.append(after.sealed)
     world.truth.states.append(next_state(world.truth.states[-1], after.sealed))
 

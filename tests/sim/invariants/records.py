@@ -45,6 +45,7 @@ def only_what_nobody_can_bring_is_void(
     hold(after.digest == truth.states[first - 1], f"the run does not go on from state {first - 1}")
     truth.states[first:] = [truth.states[first - 1]] * (last - first + 1)
     truth.roots[first - 1 :] = [b"void"] * (last - first + 1)
+    truth.credited = {k: parts for k, parts in truth.credited.items() if k < first}
     truth.void |= {*range(first, last + 1)}
     truth.tokens = truth.tokens_at[first - 1]
     truth.tokens_at |= dict.fromkeys(range(first, last + 1), truth.tokens)
