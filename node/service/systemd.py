@@ -31,9 +31,8 @@ def unit_text(service: Service, version: int) -> str:
     lines = [
         "[Unit]",
         "Description=Atoll: this machine's part in training a model",
-        "Wants=network-online.target",
-        "After=network-online.target",
-        "StartLimitIntervalSec=0",  # the pauses bound it: a coordinator may be away for days
+        # The pauses bound it: a coordinator may be away for days, and a network come after the login.
+        "StartLimitIntervalSec=0",
         "",
         "[Service]",
         "Type=notify",  # it says when it has joined

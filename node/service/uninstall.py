@@ -113,7 +113,7 @@ def size_of(folder: Path) -> int:
 
 def _is_a_nodes(state_dir: Path) -> bool:
     """Whether a node wrote here: its session, or the join URL that `install-service` keeps."""
-    with suppress(OSError, UnicodeDecodeError):
+    with suppress(OSError, ValueError):
         whose, session, name = (state_dir / "session").read_text().split("\n")[:3]
         if len(whose.split(" ")) == 2 and session:
             return True
