@@ -87,8 +87,8 @@ DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
-    "digest errors evidence exit_codes extras faults files folders fragment_schedule ids invite leases log plan rate_limits "
-    "readiness receipts replace signatures strangers strikes terminal workers xdg",
+    "digest errors evidence exit_codes extras faults files folders fragment_schedule ids invite leases log plan "
+    "rate_limits readiness receipts replace signatures strangers strikes terminal workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",

@@ -16,11 +16,12 @@ PAGE = ROOT / "docs" / "exit-codes.md"
 PACKAGES = ("comm", "coordinator", "node", "outer_opt")
 HEAD = """# Exit codes
 
-Every command ends with one of these, and with a sentence on stderr that says what it was. A process that a signal N
-ended has 128 + N for a shell; a node that is told to stop (SIGTERM, `atoll node leave`) leaves its run and ends with 0.
-`atoll doctor` ends with the code of the first check that fails. The last column says whether a node that is a service
-(`atoll node install-service`) is started again, after pauses that grow; where the answer is no, it would come to the same.
-This page is made from [comm/exit_codes.py](../comm/exit_codes.py) and the errors' classes by `tests/tools/exit_codes_page.py`.
+Every command ends with one of these, and with a sentence on stderr that says what it was. A process that a signal
+N ended has 128 + N for a shell; a node that is told to stop (SIGTERM, `atoll node leave`) leaves its run and ends
+with 0. `atoll doctor` ends with the code of the first check that fails. The last column says whether a node that
+is a service (`atoll node install-service`) is started again, after a pause; where the answer is no, it would come
+to the same. This page is made from [comm/exit_codes.py](../comm/exit_codes.py) and the errors' classes by
+`tests/tools/exit_codes_page.py`.
 
 | code | what | meaning | what to do | a service tries again |
 |---|---|---|---|---|
