@@ -125,3 +125,26 @@ def test_completion_lists_what_there_is_and_imports_little(words: str, expected:
     found = {line.split(",")[1] for line in done.stdout.split()}
     assert expected <= found and all(name.startswith(typed[-1]) for name in found)
     assert done.stderr == "[]\n"
+
+
+def test_bash_completes_with_the_readmes_line(tmp_path: Path) -> None:
+    (line,) = [
+        text.partition("   ")[0]
+        for text in map(str.strip, (ROOT / "README.md").read_text().splitlines())
+        if "_ATOLL_COMPLETE=bash_source" in text
+    ]
+    (tmp_path / "atoll").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m atoll.comm.cli "$@"\n')
+    (tmp_path / "atoll").chmod(0o755)
+    asked = (
+        f"{line}\nCOMP_WORDS=(atoll node inst); COMP_CWORD=2\n"
+        '"$(complete -p atoll | sed "s/.*-F \\([^ ]*\\).*/\\1/")" atoll inst node\n'
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", asked],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "install-service\n", done.stderr
