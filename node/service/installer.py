@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.comm.errors import ResourceError
+from atoll.comm.exit_codes import ExitCode
 from atoll.comm.files import atomic_write, write_all
 from atoll.comm.xdg import config_home, default_state_dir
 from atoll.node.service import launchd, systemd
+from atoll.node.service.detach import NotStarted
 from atoll.node.service.systemd import Service
 
 # What a service, which has nothing of a shell's environment, takes along of it: where programs and files are.
@@ -68,17 +70,22 @@ class Manager:
         return file
 
     def start(self, name: str) -> None:
-        """Start the service now and at each login; return when it has joined. Raises `ResourceError`."""
+        """Start the service now and at each login; return when it has joined. Raises `NotStarted` with the
+        code that the node ended with, and `ResourceError` where the manager does not do it."""
         if self._macos:
             self._launchctl("bootout", f"gui/{os.getuid()}/{name}", may_fail=True)
             self._launchctl("bootstrap", f"gui/{os.getuid()}", str(self.file(name)))
             return
         for words in (("daemon-reload",), ("enable", name), ("restart", name)):
-            said = self._systemctl(*words, seconds=None)
-            if said:
-                raise ResourceError(
-                    f"`systemctl --user {' '.join(words)}` failed: {said}; `journalctl --user -u {name}` has more"
-                )
+            if said := self._systemctl(*words, seconds=None):
+                if words[0] == "restart" and (code := self._exit_code(name)):
+                    why = next((known.summary for known in ExitCode if known == code), "not one of Atoll's")
+                    raise NotStarted(
+                        f"the service {name} ended with exit code {code}, {why}: `journalctl --user -u {name}` "
+                        "has its sentence",
+                        code,
+                    )
+                raise ResourceError(f"`systemctl --user {' '.join(words)}` failed: {said}")
 
     def next_steps(self, name: str, started: bool) -> Iterator[str]:
         """What is left to be done, line by line."""
@@ -118,6 +125,12 @@ class Manager:
         said = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False).stdout
         found = re.match(r"systemd (\d+)", said)
         return int(found[1]) if found else 0
+
+    def _exit_code(self, name: str) -> int:
+        """The latest one of the service's process; 0: it has none."""
+        command = ["systemctl", "--user", "show", "--property=ExecMainStatus", "--value", name]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return int(said) if said.isdigit() else 0
 
     def _systemctl(self, *words: str, seconds: float | None) -> str:
         """Run it for this user; return what it said if it failed, in one line."""

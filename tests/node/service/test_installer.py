@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.exit_codes import ExitCode
 from atoll.node.cli import node
+from atoll.node.service.detach import NotStarted
 from atoll.node.service.installer import Manager, service_name
 
 URL = "atoll://SECRET@127.0.0.1:4700/reef"
@@ -25,10 +27,12 @@ class System:
         self.told = home / "told"
         self.install(0)
 
-    def install(self, code: int, version: int = 255) -> None:
+    def install(self, code: int, version: int = 255, node_code: int = 0) -> None:
+        """`node_code`: with which a node that is started ends."""
         script = self.bin / "systemctl"
         script.write_text(
             f'#!/bin/sh\necho "$@" >> {self.told}\n[ "$1" = --version ] && echo systemd {version} && exit 0\n'
+            f'[ "$2" = show ] && echo {node_code} && exit 0\n[ "$2 {node_code}" = "restart 5" ] && exit 1\n'
             f"[ {code} = 0 ] || echo Failed to connect to bus >&2\nexit {code}\n"
         )
         script.chmod(0o755)
@@ -95,6 +99,10 @@ def test_now_starts_it_and_what_fails_is_said(system: System) -> None:
     system.install(1)
     with pytest.raises(ResourceError, match="Failed to connect to bus"):
         system.run("install-service", URL, "--now")
+    system.install(0, node_code=5)
+    with pytest.raises(NotStarted, match="exit code 5, refused by the other side") as failed:
+        system.run("install-service", URL, "--now")
+    assert failed.value.exit_code is ExitCode.REFUSED
 
 
 def test_nothing_is_written_for_a_join_that_cannot_be_or_without_systemd(
