@@ -1,6 +1,6 @@
 """Draws docs/exit-codes.md: the table of comm/exit_codes.py, and which error ends a command with which code.
 
-PYTHONPATH=tests python tests/tools/exit_codes_page.py
+PYTHONPATH=tests:tests/tools python tests/tools/exit_codes_page.py
 """
 
 import ast
