@@ -1,11 +1,18 @@
-"""The `atoll` command. Each package registers its commands as entry points; only the one called is imported."""
+"""The `atoll` command. Each package registers its commands as entry points; only the one called is imported.
 
+Every option can be given by an environment variable, too: ATOLL, the command's words and the option's, as in
+ATOLL_NODE_JOIN_NAME.
+"""
+
+import os
 import sys
 from importlib.metadata import entry_points, version
 
 import click
+from click.shell_completion import CompletionItem
 
 from atoll.comm.errors import AtollError
+from atoll.comm.exit_codes import SERVICE, ExitCode, final_codes
 from atoll.comm.terminal import visible
 
 
@@ -24,16 +31,29 @@ class CommandGroup(click.Group):
             return command
         return None
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands by their names alone: their help would have all of them imported."""
+        named = [CompletionItem(name) for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("atoll"), prog_name="atoll")
+
+PREFIX = "ATOLL"  # of the environment variables that are options
+HELP = f"""Train one language model on many machines that share nothing but the internet.
+
+Every option can be given by an environment variable, too: --name of `atoll node join` is ATOLL_NODE_JOIN_NAME.
+
+Exit codes: {", ".join(f"{code:d} {code.summary}" for code in ExitCode)}. docs/exit-codes.md says what to do.
+"""
+
+
+@click.group(
+    cls=CommandGroup,
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": PREFIX},
+)
+@click.version_option(version("atoll"), prog_name="atoll", allow_from_autoenv=False)  # ATOLL_VERSION is others'
 def cli() -> None:
-    """Train one language model on many machines that share nothing but the internet.
-
-    \b
-    Exit codes: 0 done, 1 failed, 2 wrong config or usage, 3 this machine lacks something
-    (port, memory, data), 4 unreachable, 5 refused by the other side, 6 a peer's fault.
-    """
+    pass
 
 
 class BenchGroup(CommandGroup):
@@ -50,18 +70,24 @@ def bench() -> None:
 def main() -> None:
     """Entry point: errors become a sentence on stderr and an exit code."""
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="atoll", standalone_mode=False)
     except AtollError as error:
         click.echo(visible(f"atoll: {error}", keep="\n"), err=True)
-        sys.exit(error.exit_code)
+        _exit(error.exit_code)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        _exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         print("atoll: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _exit(ExitCode.INTERRUPTED)
     except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        _exit(done.exit_code)
+
+
+def _exit(code: int) -> None:
+    """End the process: where 0 alone keeps it from being started again, with 0 if trying again is of no use."""
+    final = os.environ.get(SERVICE) == "launchd" and code in final_codes()
+    sys.exit(0 if final else int(code))
 
 
 if __name__ == "__main__":

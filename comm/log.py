@@ -1,4 +1,5 @@
-"""Logging for every process: lines for people, or JSON lines with ATOLL_LOG=json. Goes to stderr.
+"""Logging for every process: lines for people, or JSON lines with ATOLL_LOG=json. Goes to stderr,
+or to a file of bounded size.
 
 A plain line is `2026-01-31T23:59:59+01:00 LEVEL: SENTENCE`, in local time with its offset; `info` is not named.
 """
@@ -7,10 +8,12 @@ import logging
 import os
 import sys
 from datetime import datetime
+from pathlib import Path
 
 import click
 import msgspec
 
+from atoll.comm.log_file import LogFile
 from atoll.comm.terminal import visible
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -20,6 +23,13 @@ level_option = click.option(
     default="info",
     show_default=True,
     help="The least that is logged. ATOLL_LOG=json makes the lines JSON.",
+)
+
+
+log_file_option = click.option(
+    "--log-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file in place of the terminal; of 8 MB, four older ones beside it.",
 )
 
 
@@ -40,11 +50,11 @@ class _Plain(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def setup(level: str = "info") -> None:
+def setup(level: str = "info", file: Path | None = None) -> None:
     """Configure the root logger once, at the start of a process. `level` is one of `LEVELS`; libraries say nothing
-    below `info`, whatever it is."""
+    below `info`, whatever it is. With `file`, stdout and stderr are that file from now on: see `LogFile`."""
     least = LEVELS[level]
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr) if file is None else LogFile(file)
     handler.setFormatter(_Json() if os.environ.get("ATOLL_LOG") == "json" else _Plain())
     logging.basicConfig(level=max(least, logging.INFO), handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(least)

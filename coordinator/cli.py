@@ -28,12 +28,19 @@ from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
 from atoll.comm.terminal import plural, say
+from atoll.comm.xdg import default_state_dir
 
 logger = logging.getLogger(__name__)
-STATE_DIR = Path("~/.atoll/coordinator")
 PAGE_ADDRESS = "127.0.0.1:4701"
 method_option = click.option(
     "--method", default="", help="A method's settings over RUN_YAML: a name, such as diloco, or a .yaml file."
+)
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=lambda: default_state_dir("coordinator"),
+    show_default="~/.local/state/atoll/coordinator, or ~/.atoll/coordinator where it is",
+    help="The coordinator's own folder, with the journal.",
 )
 LINKS = {"100 Mbit/s": 1e8, "500 Mbit/s": 5e8, "1 Gbit/s": 1e9}  # bits a second
 PETAFLOPS = 1e15  # FLOP/s
@@ -48,7 +55,7 @@ def coordinator() -> None:
 @coordinator.command()
 @click.argument("run_yaml", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
-@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@state_dir_option
 @click.option("--listen", default="0.0.0.0:4700", show_default=True, help="HOST:PORT of the control plane.")
 @click.option("--http", default=PAGE_ADDRESS, show_default=True, help="HOST:PORT of the read-only page.")
 @click.option("--advertise", default="", help="HOST:PORT that nodes dial, when it is not the one listened on.")
@@ -158,7 +165,7 @@ def short(value: float) -> str:
 
 
 @click.command()
-@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@state_dir_option
 @click.option(
     "--uses", default=1, show_default=True, type=click.IntRange(1, 1_000_000), help="Nodes the URL is good for."
 )
@@ -210,7 +217,7 @@ def _echo_invites(found: Sequence[Any], as_json: bool) -> None:
 
 @click.command()
 @click.argument("what", default="", metavar="[NODE|ROUND]")
-@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@state_dir_option
 @click.option("--json", "as_json", is_flag=True)
 def blame(what: str, state_dir: Path, as_json: bool) -> None:
     """Print what was held against a node, or against anybody in a round, with the evidence.
@@ -238,7 +245,7 @@ def blame(what: str, state_dir: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("node")
 @click.option("--reason", default="", help="Kept in the journal beside what it pardons.")
-@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@state_dir_option
 @click.option("--json", "as_json", is_flag=True)
 def pardon(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
     """Hold nothing against a node any more: a ban ends, its strikes are forgotten. NODE is as for `atoll blame`.

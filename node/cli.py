@@ -1,34 +1,49 @@
-"""The volunteer's commands, `atoll node join|status|leave`."""
+"""The volunteer's commands, `atoll node join|status|leave` and those that install a node and remove it."""
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from atoll.comm import log
-from atoll.comm.config.load import load_dataclass
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
 from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.terminal import say
-from atoll.node.config import Device, NodeConfig, check
+from atoll.comm.xdg import default_state_dir
+from atoll.node.config import Device, NodeConfig
+from atoll.node.settings import load_settings
 
-STATE_DIR = Path("~/.atoll/node")
 VERIFIER = "verifier"  # the role
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
 state_dir_option = click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
+    default=lambda: default_state_dir("node"),
+    show_default="~/.local/state/atoll/node, or ~/.atoll/node where it is",
+    envvar="ATOLL_NODE_STATE_DIR",
     help="The node's own folder.",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedJoin:
+    """What `atoll node join` was told, and found to be possible."""
+
+    invite: Invite
+    url: str  # never @FILE
+    config: NodeConfig
+    state_dir: Path  # absolute
+    listen: str
+    command: tuple[str, ...]  # the volunteer's own trainer; empty: the built-in one
 
 
 @click.group()
@@ -79,6 +94,10 @@ class CommandBehindDashes(click.Command):
     help="Seconds to try for a coordinator at first.",
 )
 @log.level_option
+@log.log_file_option
+@click.option(
+    "--detach", is_flag=True, help="Run in the background, log to STATE_DIR/logs; return when it has joined."
+)
 @click.pass_context
 def join(
     context: click.Context,
@@ -92,6 +111,8 @@ def join(
     name: str,
     patience: float,
     log_level: str,
+    log_file: Path | None,
+    detach: bool,
 ) -> None:
     """Join the run behind URL and train until it is finished.
 
@@ -104,49 +125,110 @@ def join(
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
     """
-    command = context.meta.get(COMMAND)
-    if command is not None:
-        check_command(command, role)
-    invite = invite_of(url)
-    split_host_port(listen, "--listen")
-    if leaf and (advertise or role != "trainer"):
-        other = "--advertise" if advertise else f"--role {role}"
-        raise ConfigError(
-            f"--leaf says that nobody can dial this machine, {other} needs it to be dialled: give one"
-        )
-    if leaf:
-        listen = "127.0.0.1:0"
-    if advertise:
-        split_host_port(advertise, "--advertise")
-    state_dir = state_dir.expanduser().absolute()  # a script may go elsewhere
-    local = state_dir / "node.yaml"
-    config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
-    check(config)
-    if command and config.machines > 1:
-        raise ConfigError(
-            f"machines is {config.machines} and there is a command behind --: a script of several machines is "
-            "started on them by torchrun, srun or the like, not by atoll node worker"
-        )
-    if command and (config.device is Device.CUDA or config.ranks):
-        raise ConfigError(
-            "`device=cuda` and `ranks` are of the built-in trainer, and there is a command behind --: a script "
-            "chooses its devices itself, and torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
-        )
+    checked = check_join(context)
+    invite, config, command = checked.invite, checked.config, checked.command
+    state_dir, listen = checked.state_dir, checked.listen
     demand("a node", *(["numba"] if role == "reducer" else ["torch", "numba"]))
     from atoll.node.daemon.daemon import Daemon
     from atoll.node.daemon.reducer import Reducer
     from atoll.node.daemon.state_dir import JoinOptions, load_name
 
-    log.setup(log_level)
+    if detach:
+        _detach(context, checked)
+        return
+    log.setup(log_level, log_file)
     name = name or load_name(state_dir / "session", invite) or socket.gethostname()
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command or (), trains_as)
+        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command, trains_as)
         life = Reducer if role == "reducer" else Daemon
         raise_limit()
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
         raise _first(errors) from None
+
+
+def _detach(context: click.Context, checked: CheckedJoin) -> None:
+    from atoll.node.daemon.control_socket import refuse_second
+    from atoll.node.service.detach import LOG_FILE, start_detached
+
+    refuse_second(checked.state_dir)
+    log_file = (context.params["log_file"] or checked.state_dir / LOG_FILE).absolute()
+    words = _words(context, checked, frozenset({"detach", "log_file"}))
+    at = words.index("--") if "--" in words else len(words)
+    process = start_detached([*words[:at], f"--log-file={log_file}", *words[at:]], log_file, os.environ)
+    click.echo(f"the node has joined and runs in the background (process {process}); its log is {log_file}")
+
+
+def _words(context: click.Context, checked: CheckedJoin, without: frozenset[str]) -> list[str]:
+    from atoll.node.service.join_command import join_words, keep_url
+
+    url_file = keep_url(checked.state_dir, checked.url)
+    return join_words(context, url_file, checked.state_dir, checked.command, os.environ, without)
+
+
+@click.pass_context
+def _install_service(context: click.Context, /, now: bool, **_: Any) -> None:
+    """Have this machine join the run behind URL by itself, now or at the next login, and again after a crash.
+
+    The options are those of `atoll node join`; the URL is kept in a file that only you can read. On Linux this is
+    a service of your systemd, on macOS a launch agent; no root is needed. A service that is there already is
+    replaced.
+    """
+    from atoll.node.daemon.control_socket import refuse_second
+    from atoll.node.service.detach import LOG_FILE
+    from atoll.node.service.installer import KEPT_VARIABLES, Manager, service_name
+    from atoll.node.service.systemd import Service
+
+    checked, manager = check_join(context), Manager()
+    manager.check()
+    name = service_name(checked.state_dir)
+    if now and not manager.file(name).exists():  # the service's own is started anew
+        refuse_second(checked.state_dir)
+    words = _words(context, checked, frozenset({"now"}))
+    kept = {variable: os.environ[variable] for variable in KEPT_VARIABLES if os.environ.get(variable)}
+    service = Service(name, tuple(words), kept, Path.cwd(), checked.state_dir / LOG_FILE)
+    click.echo(f"wrote {manager.write(service)}")
+    if now:
+        manager.start(name)
+        click.echo("the node has joined and runs as a service")
+    for line in manager.next_steps(name, now):
+        click.echo(line)
+
+
+node.add_command(
+    CommandBehindDashes(
+        "install-service",
+        callback=_install_service,
+        help=_install_service.__doc__,
+        params=[
+            *(param for param in join.params if param.name != "detach"),
+            click.Option(["--now"], is_flag=True, help="Start it, too; return when it has joined."),
+        ],
+    )
+)
+
+
+@node.command()
+@state_dir_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def uninstall(state_dir: Path, yes: bool) -> None:
+    """Let the daemon leave, and remove everything of this node but the program: service, state, cache.
+
+    What it trained and has not contributed is lost; its name and its part in the run stay where they are.
+    """
+    from atoll.node.service.uninstall import Installed, check_removable
+    from atoll.node.service.uninstall import uninstall as remove
+
+    found = Installed(state_dir.expanduser().absolute())
+    check_removable(found)
+    for line in found.lines():
+        say(line)
+    if not yes:
+        click.confirm("Remove all of this?", abort=True)
+    for line in remove(found):
+        say(line)
+    click.echo("the program is still there: remove its clone or virtual environment, or `pip uninstall atoll`")
 
 
 @node.command()
@@ -169,9 +251,7 @@ def worker(host: str, overrides: tuple[str, ...], state_dir: Path, patience: flo
     machines of a node trust each other: use a private network.
     """
     state_dir = state_dir.expanduser()
-    local = state_dir / "node.yaml"
-    config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
-    check(config)
+    config = load_settings(state_dir, overrides)
     demand("a node", "torch", "numba")
     from atoll.node.daemon.worker import Worker
 
@@ -226,6 +306,40 @@ def leave(state_dir: Path) -> None:
     click.echo("the node leaves the run")
 
 
+def check_join(context: click.Context) -> CheckedJoin:
+    """The parameters of a join. Raises `ConfigError`."""
+    given = context.params
+    command, leaf, advertise, role = context.meta.get(COMMAND), given["leaf"], given["advertise"], given["role"]
+    if command is not None:
+        check_command(command, role)
+    url = text_of(given["url"])
+    invite = parse(url)
+    listen = given["listen"]
+    split_host_port(listen, "--listen")
+    if leaf and (advertise or role != "trainer"):
+        other = "--advertise" if advertise else f"--role {role}"
+        raise ConfigError(
+            f"--leaf says that nobody can dial this machine, {other} needs it to be dialled: give one"
+        )
+    if leaf:
+        listen = "127.0.0.1:0"
+    if advertise:
+        split_host_port(advertise, "--advertise")
+    state_dir = given["state_dir"].expanduser().absolute()  # a script may go elsewhere
+    config = load_settings(state_dir, given["overrides"])
+    if command and config.machines > 1:
+        raise ConfigError(
+            f"machines is {config.machines} and there is a command behind --: a script of several machines is "
+            "started on them by torchrun, srun or the like, not by atoll node worker"
+        )
+    if command and (config.device is Device.CUDA or config.ranks):
+        raise ConfigError(
+            "`device=cuda` and `ranks` are of the built-in trainer, and there is a command behind --: a script "
+            "chooses its devices itself, and torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
+        )
+    return CheckedJoin(invite, url, config, state_dir, listen, command or ())
+
+
 def check_command(command: tuple[str, ...], role: str) -> None:
     """Raise `ConfigError` for a trainer's command that cannot be one."""
     if not command or not command[0]:
@@ -239,10 +353,15 @@ def check_command(command: tuple[str, ...], role: str) -> None:
 
 def invite_of(url: str) -> Invite:
     """The invite of a join URL as the command line has it, which may be @FILE. Raises `ConfigError`."""
+    return parse(text_of(url))
+
+
+def text_of(url: str) -> str:
+    """A join URL as it is in the file, where the command line has @FILE. Raises `ConfigError`."""
     if not url.startswith("@"):
-        return parse(url)
+        return url
     try:
-        return parse(Path(url[1:]).read_text().strip())
+        return Path(url[1:]).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the join URL from {url[1:]}: {error}") from None
 

@@ -22,7 +22,6 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from atoll.comm.addresses import is_own_network
-from atoll.comm.config.load import load_dataclass
 from atoll.comm.cores import core_share
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.errors import Refused, ResourceError, Unreachable
@@ -30,10 +29,11 @@ from atoll.comm.extras import lacking
 from atoll.comm.invite import Invite, split_host_port
 from atoll.comm.terminal import say
 from atoll.node.cli import invite_of, state_dir_option
-from atoll.node.config import Device, NodeConfig, check
+from atoll.node.config import Device, NodeConfig
 from atoll.node.control.tls_channel import channel, check_plain
 from atoll.node.devices import gpus, has_compiler, has_gpu_driver, torch_has_gpus
 from atoll.node.preflight import PROCESS_BYTES, available
+from atoll.node.settings import load_settings
 
 MIN_DISK = 1 << 30  # bytes that a node of the smallest model takes, with its logs
 MIN_DESCRIPTORS = 1024  # a few for each member of a fleet
@@ -70,9 +70,7 @@ def doctor(url: str | None, overrides: tuple[str, ...], state_dir: Path, as_json
         overrides, url = (url, *overrides), None
     invite = invite_of(url) if url else None
     state_dir = state_dir.expanduser().absolute()
-    local = state_dir / "node.yaml"
-    config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
-    check(config)
+    config = load_settings(state_dir, overrides)
     checks = list(machine_checks(config, state_dir))
     if invite is not None:
         checks += asyncio.run(coordinator_checks(invite))

@@ -18,12 +18,11 @@ from atoll.comm.config.load import load_dataclass, load_run
 from atoll.comm.config.shipped import run_file
 from atoll.comm.extras import EXTRA_OF
 from atoll.comm.invite import split_host_port
-from atoll.coordinator.cli import STATE_DIR as COORDINATOR_STATE
-from atoll.node.cli import STATE_DIR as NODE_STATE
+from atoll.comm.xdg import FORMER, default_state_dir
 from atoll.node.config import NodeConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGES = {"coordinator": COORDINATOR_STATE, "node": NODE_STATE}
+IMAGES = ("coordinator", "node")
 HOME, STATE = Path("/home/atoll"), "/var/lib/atoll"
 HELP = {"-h", "--help"}
 Service = dict[str, Any]
@@ -145,10 +144,18 @@ def test_images_users_can_read_each_others_files() -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_images_default_state_directory_is_the_volume(image: str) -> None:
+def test_images_default_state_directory_is_the_volume(
+    image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert last(image, "VOLUME") == STATE
-    assert f"ln -s {STATE} {HOME / IMAGES[image].relative_to('~')}" in last(image, "RUN")
+    (link,) = re.findall(rf"ln -s {STATE} (\S+)", last(image, "RUN"))
     assert f"HOME={HOME} " in last(image, "ENV")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    there = tmp_path / Path(link).relative_to(HOME)
+    there.parent.mkdir(parents=True)
+    (tmp_path / "volume").mkdir()
+    there.symlink_to(tmp_path / "volume")
+    assert default_state_dir(image, {}) == there == FORMER.expanduser() / image
 
 
 def test_coordinator_image_listens_where_it_says_and_looks_at_its_own_page() -> None:

@@ -69,8 +69,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.state_machine",
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
-    "node.cli": {"comm", "comm.config", "node", "node.daemon"},
-    "node.doctor": {"comm", "comm.config", "node", "node.cli", "node.control"},
+    "node.service": {"comm", "node", "node.daemon", "node.outer"},
+    "node.cli": {"comm", "node", "node.daemon", "node.service"},
+    "node.doctor": {"comm", "node", "node.cli", "node.control"},
     "node.simulate": {
         *("comm", "comm.codecs", "comm.config"),
         *("node", "node.data", "node.outer", "node.participant", "node.trainer", "outer_opt"),
@@ -86,8 +87,8 @@ DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
-    "digest errors evidence extras faults files folders fragment_schedule ids invite leases log plan rate_limits "
-    "receipts replace signatures strangers strikes terminal workers",
+    "digest errors evidence exit_codes extras faults files folders fragment_schedule ids invite leases log plan "
+    "rate_limits readiness receipts replace signatures strangers strikes terminal workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
@@ -100,7 +101,7 @@ DOORS: dict[str, str] = {
     "coordinator.state_machine": "conduct events members run_layout state step weights",
     "coordinator.service": "control_plane event_loop invites journal telemetry",
     "coordinator.monitor": "blame contributions http terminal wandb_logger",
-    "node": "config devices engine_check preflight trainer_channel",
+    "node": "config devices engine_check preflight settings trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports tls_channel",
@@ -111,6 +112,7 @@ DOORS: dict[str, str] = {
     "node.participant": "batches daemon_link flat_vector participant rank_group step_outcome",
     "node.trainer": "optimizer process unfinished_step",
     "node.daemon": "control_socket daemon reducer state_dir worker",
+    "node.service": "detach installer join_command systemd uninstall",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.
 WORKSHOPS = {"coordinator.bench", "node.bench", "node.simulate"}

@@ -69,13 +69,15 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
     where there are several. Raises `ConfigError` for a folder that is no node's or a choice that is not one run,
     `ResourceError` where no snapshot can be read."""
     if not state_dir.is_dir():
-        raise ConfigError(f"there is no state directory {state_dir}: give a node's, such as ~/.atoll/node")
+        raise ConfigError(
+            f"there is no state directory {state_dir}: give a node's, such as ~/.local/state/atoll/node"
+        )
     if (state_dir / "journal.sqlite").exists():
         raise ConfigError(
             f"{state_dir} is a coordinator's, which never has the model: give the state directory of a node"
         )
     if not any((state_dir / name).exists() for name in ("outer", "lock", "node.yaml")):
-        raise ConfigError(f"{state_dir} is no node's state directory: give one, such as ~/.atoll/node")
+        raise ConfigError(f"{state_dir} is no node's state directory: give one, such as ~/.local/state/atoll/node")
     paths = sorted(state_dir.glob(f"outer/*/{snapshots.PREFIX}*{snapshots.SUFFIX}"))
     folders = sorted({path.parent for path in paths})
     if not folders:

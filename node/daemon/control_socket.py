@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.comm.errors import Refused, ResourceError, Unreachable
+from atoll.comm.readiness import say_ready
 
 NAME = "daemon.sock"
 TIMEOUT = 5.0  # seconds
@@ -20,7 +21,7 @@ MAX_ANSWER_BYTES = 16 << 20
 async def serve(
     state_dir: Path, status: Callable[[], dict[str, Any]], leave: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Answer `status` and `leave` while the context lasts."""
+    """Answer `status` and `leave` while the context lasts. The node has joined: who started it hears that."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -47,6 +48,7 @@ async def serve(
     except OSError as error:
         raise ResourceError(f"no control socket in {state_dir} ({error}): give a shorter --state-dir") from None
     os.chmod(path, 0o600)
+    say_ready("has joined its run")
     try:
         yield
     finally:

@@ -28,6 +28,7 @@ from atoll.comm.errors import AtollError, Refused
 from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.xdg import cache_dir
 from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
@@ -156,7 +157,7 @@ class Daemon:
             check_compiler()
 
     def _make_supervisor(self) -> TrainerSupervisor:
-        cache = self._options.state_dir / "cache"
+        cache = cache_dir(self._options.state_dir)
         cache.mkdir(parents=True, exist_ok=True)
         moments = self._options.state_dir / "inner" / self._member.mark.hex() if self._config.durable else ""
         command = self._options.command

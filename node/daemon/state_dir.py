@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from atoll.comm.errors import ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.invite import Invite
@@ -17,6 +19,8 @@ from atoll.node.daemon import control_socket
 from atoll.node.outer.shared_vectors import clear_stale
 
 log = logging.getLogger("atoll.node")
+TRAINER_SPEC = "trainer.json"  # in the state directory: what a trainer needs to start
+CHANNEL_PREFIX, CHANNEL = "atoll-", "trainer.sock"  # of a folder of temporary files, and in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,28 @@ def exclusive(state_dir: Path) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         clear_stale(state_dir)
+        clear_channel(state_dir)
         yield
     finally:
         os.close(lock)
+
+
+def clear_channel(state_dir: Path) -> None:
+    """Remove the socket, and its folder, that a daemon which was killed had for its trainer."""
+    try:
+        channel = Path(msgspec.json.decode((state_dir / TRAINER_SPEC).read_bytes(), type=_Channel).channel)
+        ours = channel.parent.name.startswith(CHANNEL_PREFIX) and channel.parent.lstat().st_uid == os.getuid()
+        if channel.name == CHANNEL and ours:
+            channel.unlink(missing_ok=True)
+            channel.parent.rmdir()
+    except (OSError, msgspec.DecodeError):
+        pass  # there is none, or somebody else's things are in it
+
+
+class _Channel(msgspec.Struct):
+    """What of a trainer's settings is looked at here."""
+
+    channel: str = ""
 
 
 def save_session(file: Path, invite: Invite, session: str, name: str) -> None:

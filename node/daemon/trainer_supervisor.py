@@ -20,7 +20,9 @@ import psutil
 
 from atoll.comm.child_process import GRACE_SECONDS
 from atoll.comm.errors import AtollError, ResourceError
+from atoll.comm.exit_codes import ExitCode
 from atoll.node.config import TrainerSpec
+from atoll.node.daemon.state_dir import CHANNEL, CHANNEL_PREFIX, TRAINER_SPEC
 from atoll.node.daemon.trainer_log import TrainerLog
 from atoll.node.trainer_channel import (
     DaemonEnd,
@@ -47,7 +49,7 @@ LOG_CHECK_SECONDS = 60.0  # seconds between two looks at the size of the trainer
 class TrainerFailed(AtollError):
     """The trainer cannot work here."""
 
-    exit_code = 3
+    exit_code = ExitCode.RESOURCE
 
 
 class TrainerSupervisor:
@@ -96,11 +98,11 @@ class TrainerSupervisor:
     async def run(self) -> None:
         """Keep a trainer alive until cancelled. Raises `TrainerFailed` when starting it again would not help, or
         did not, and `ResourceError` where the disk does not allow it."""
-        with tempfile.TemporaryDirectory(prefix="atoll-") as folder:  # unix socket paths are short
-            channel = str(Path(folder, "trainer.sock"))
+        with tempfile.TemporaryDirectory(prefix=CHANNEL_PREFIX) as folder:  # unix socket paths are short
+            channel = str(Path(folder, CHANNEL))
             server = await asyncio.start_unix_server(self._accept, channel, limit=16 << 20)
             os.chmod(channel, 0o600)
-            spec_file = self._state_dir / "trainer.json"
+            spec_file = self._state_dir / TRAINER_SPEC
             self._spec.channel = channel
             try:
                 spec_file.write_bytes(msgspec.json.encode(self._spec))

@@ -23,8 +23,9 @@ import msgspec
 from atoll.comm.cores import take_part
 from atoll.comm.errors import ConfigError, ResourceError, Unreachable
 from atoll.comm.invite import split_host_port
+from atoll.comm.xdg import cache_dir
 from atoll.node.config import NodeConfig, TrainerSpec
-from atoll.node.daemon.state_dir import exclusive, on_signals
+from atoll.node.daemon.state_dir import TRAINER_SPEC, exclusive, on_signals
 from atoll.node.daemon.trainer_supervisor import end_launcher
 
 log = logging.getLogger("atoll.node")
@@ -91,7 +92,7 @@ class Worker:
     async def _take_part(self) -> int:
         """One life of this machine's ranks; returns the launcher's exit code."""
         folder = self._state_dir
-        cache, spec_file = folder / "cache", folder / "trainer.json"
+        cache, spec_file = cache_dir(folder.absolute()), folder / TRAINER_SPEC
         try:
             cache.mkdir(parents=True, exist_ok=True)
             spec_file.write_bytes(msgspec.json.encode(TrainerSpec(node=self._config, cache=str(cache))))

@@ -108,9 +108,9 @@ def export(
 ) -> None:
     """Write the model as a node has it on its disk: a whole Hugging Face model folder, or a single file.
 
-    STATE_DIR is the node's (~/.atoll/node unless it was told another); its daemon may run meanwhile. A folder has
-    weights, configs, the tokenizer of the run's data set, and a model card. The config of a
-    single file X.safetensors is X.config.json beside it, of model.safetensors config.json.
+    STATE_DIR is the node's (~/.local/state/atoll/node unless it was told another); its daemon may run
+    meanwhile. A folder has weights, configs, the tokenizer of the run's data set, and a model card. The config of
+    a single file X.safetensors is X.config.json beside it, of model.safetensors config.json.
     """
     state_dir, out = state_dir.expanduser(), out.expanduser()
     if out.suffix == SUFFIX:

@@ -125,6 +125,23 @@ def clear_stale(state_dir: Path, shm: Path = SHM) -> None:
             os.close(lock)
 
 
+def own_folders(state_dir: Path, shm: Path = SHM) -> list[Path]:
+    """The folders of vectors of this state directory's daemons, the living one's included."""
+    return [folder for folder in _folders(state_dir, shm) if _belongs_to(folder, state_dir)]
+
+
+def clear_own(state_dir: Path, shm: Path = SHM) -> int:
+    """Remove what dead daemons of this state directory left, also what `create` may take over; return its size
+    in bytes."""
+    size = 0
+    for folder in own_folders(state_dir, shm):
+        if (lock := _claim(folder / LOCK_FILE)) is not None:
+            size += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            _remove(folder)
+            os.close(lock)
+    return size
+
+
 def _folders(state_dir: Path, shm: Path) -> list[Path]:
     return [lock.parent for lock in (*shm.glob("atoll-*/lock"), *state_dir.glob("vectors/atoll-*/lock"))]
 

@@ -18,6 +18,7 @@ PLACES: dict[str, tuple[float, float]] = {
     **{"coordinator.state_machine": (1, 5), "coordinator.placement": (2, 6), "coordinator.door": (0, 5)},
     **{
         "node.doctor": (3, 0),
+        "node.service": (3, 1),
         "node.cli": (4, 0),
         "node.bench": (5, 0),
         "node.daemon": (4, 1),

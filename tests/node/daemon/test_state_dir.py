@@ -4,6 +4,7 @@ import asyncio
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 from disks import full_disk
 
@@ -51,6 +52,26 @@ def test_a_trainers_settings_that_cannot_be_written_are_said(tmp_path: Path) -> 
     supervisor = TrainerSupervisor(TrainerSpec(), tmp_path, lambda message: None, lambda: None)
     with full_disk(), pytest.raises(ResourceError, match=f"cannot write {tmp_path}/trainer.json: "):
         asyncio.run(supervisor.run())
+
+
+def test_the_socket_of_a_killed_daemons_trainer_is_removed_and_nothing_of_others(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    ours, shared, named = (tmp_path / name for name in ("atoll-a1", "atoll-b2", "tmp"))
+    for folder in (ours, shared, named):
+        folder.mkdir()
+        (folder / "trainer.sock").touch()
+    (shared / "theirs").touch()
+    for folder in (ours, shared, named, tmp_path / "atoll-gone"):
+        state.mkdir(exist_ok=True)
+        (state / "trainer.json").write_bytes(
+            msgspec.json.encode(TrainerSpec(channel=str(folder / "trainer.sock")))
+        )
+        with exclusive(state):
+            pass
+    assert not ours.exists() and (shared / "theirs").exists() and (named / "trainer.sock").exists()
+    (state / "trainer.json").write_bytes(b"{")
+    with exclusive(state):
+        pass
 
 
 def test_a_state_directory_has_one_daemon_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
