@@ -34,6 +34,14 @@ def may_dial(address: str, private: bool) -> bool:
     return not is_own_network(address) or (private and not machines_own and not ip.is_multicast)
 
 
+def same_host(address: str, other: str) -> bool:
+    """Whether two IP addresses are one, however they are written."""
+    try:
+        return _address(address) == _address(other)
+    except ValueError:
+        return False
+
+
 def is_local_host(host: str) -> bool:
     """Whether a host's addresses are all of this machine's own network; False: some are not, or none is known."""
     try:
