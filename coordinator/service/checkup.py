@@ -4,12 +4,12 @@ dialled, and how fast bytes travel between the two.
 Only who shows a token or a session is answered, and nothing of it changes the run. What it could be used for
 otherwise is bounded here:
 
-    dialling others     only the address that the call comes from is dialled; a caller in a private network may name
-                        another one there, where the run lets such addresses in. The answer has one of three words,
-                        and comes within DIAL_SECONDS
-    the coordinator's   MAX_DIALS at a time; DIALS for each address and each node, ALL_DIALS for everybody together
-    link                one measurement at a time, of RATE_BYTES and RATE_SECONDS at most; MEASURED for each address
-                        and each node, ALL_MEASURED for everybody together
+    dialling others         only the address that the call comes from; a caller in a private network may name
+                            another one there, where the run lets such addresses in. The answer is one of three
+                            words, and comes within DIAL_SECONDS. DIALS for each address and each node, ALL_DIALS
+                            for everybody together, MAX_DIALS at a time
+    the coordinator's link  one measurement at a time, of RATE_BYTES and RATE_SECONDS at most. MEASURED for each
+                            address and each node, ALL_MEASURED for everybody together
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from atoll.coordinator.state_machine.members import Member
 
 SERVICE = "atoll.v1.Checkup"
 LOOKS = RateLimit(0.5, 30)  # of one address, and of one node
+ALL_LOOKS = RateLimit(50, 500)  # of everybody together
 DIALS = RateLimit(1 / 30, 10)  # of one address, and of one node
 ALL_DIALS = RateLimit(1, 60)  # of everybody together
 MAX_DIALS = 4  # at a time
@@ -68,6 +69,28 @@ class Callers(Protocol):
         """End a call with a sentence."""
 
 
+class Quota:
+    """A limit on what each caller may ask for, and one on what all may together."""
+
+    def __init__(self, what: str, each: RateLimit, together: RateLimit) -> None:
+        self._what, self._each, self._together = what, TokenBuckets(each), TokenBuckets(together)
+
+    def take(self, callers: Sequence[Hashable], now: float, cost: int = 1) -> str:
+        """Count `cost` at `now` (seconds) against all names of one caller, and against everybody. Returns why it is
+        too much, and then counts nothing; empty: it is not."""
+        wanted = [
+            *((self._each, caller, "from you") for caller in callers),
+            (self._together, "", "from everybody"),
+        ]
+        for number, (buckets, caller, whose) in enumerate(wanted):
+            if not buckets.take(caller, now, cost):
+                for paid, by, _ in wanted[:number]:
+                    paid.refund(by, now, cost)
+                hourly = buckets.rate.per_second * 3600
+                return f"more {self._what} {whose} than {hourly:,.0f} an hour: try again later"
+        return ""
+
+
 class CheckupService:
     """The calls of `atoll.v1.Checkup`; their names are the protocol's."""
 
@@ -83,9 +106,9 @@ class CheckupService:
         """`clock`: seconds, by which limits count."""
         self._callers, self._event_loop, self._door, self._clock = callers, event_loop, door, clock
         self._private, self._tls = private_addresses, tls
-        self._looks = TokenBuckets(LOOKS)
-        self._dials, self._all_dials = TokenBuckets(DIALS), TokenBuckets(ALL_DIALS)
-        self._measured, self._all_measured = TokenBuckets(MEASURED), TokenBuckets(ALL_MEASURED)
+        self._looks = Quota("looks", LOOKS, ALL_LOOKS)
+        self._dials = Quota("calls back", DIALS, ALL_DIALS)
+        self._measured = Quota("bytes of measurements", MEASURED, ALL_MEASURED)
         self._dialling, self._measuring = asyncio.Semaphore(MAX_DIALS), asyncio.Semaphore(1)
         self._turns = 0  # measurements that wait, or are under way
 
@@ -108,7 +131,7 @@ class CheckupService:
         """Tell what the run is, and what time it is. Aborts, as all calls here, for who shows neither token nor
         session, and with `RESOURCE_EXHAUSTED` for too many calls."""
         node = await self._callers.caller(request, context)
-        await self._limit(self._looks, None, node, context, "looks")
+        await self._limit(self._looks, node, context)
         state = self._event_loop.state
         return cp.LookReply(
             config=to_json(state.config),
@@ -128,7 +151,7 @@ class CheckupService:
             address = validation.address(request.address, self._door.origin(context.peer()).peer)
         except (ValueError, ConfigError) as error:
             await self._callers.refuse(context, Code.INVALID_ARGUMENT, str(error))
-        await self._limit(self._dials, self._all_dials, node, context, "calls back")
+        await self._limit(self._dials, node, context)
         reply = cp.DialBackReply(outcome=cp.TIMED_OUT, address=address)
         try:
             async with asyncio.timeout(DIAL_SECONDS), self._dialling:
@@ -198,7 +221,7 @@ class CheckupService:
     @asynccontextmanager
     async def _turn(self, node: Member | None, context: Context) -> AsyncIterator[None]:
         """The one measurement that goes on, after those that came before it."""
-        await self._limit(self._measured, self._all_measured, node, context, "bytes of measurements", RATE_BYTES)
+        await self._limit(self._measured, node, context, RATE_BYTES)
         if self._turns >= MAX_TURNS:
             await self._callers.refuse(context, Code.RESOURCE_EXHAUSTED, "too many measure at once: try again")
         self._turns += 1
@@ -215,28 +238,10 @@ class CheckupService:
         finally:
             self._turns -= 1
 
-    async def _limit(
-        self,
-        each: TokenBuckets,
-        together: TokenBuckets | None,
-        node: Member | None,
-        context: Context,
-        what: str,
-        cost: int = 1,
-    ) -> None:
-        """Count a call of its address, of its node where it has one, and of everybody."""
-        now, counted = self._clock(), list[tuple[TokenBuckets, Hashable]]()
-        buckets: list[tuple[TokenBuckets, Hashable]] = [(each, self._callers.network(context))]
-        buckets += [(each, node.node)] if node is not None else []
-        buckets += [(together, "")] if together is not None else []
-        for bucket, caller in buckets:
-            if not bucket.take(caller, now, cost):
-                for paid, by in counted:
-                    paid.refund(by, now, cost)
-                whose = "from you" if bucket is each else "for everybody together"
-                sentence = f"more {what} {whose} than {bucket.rate.per_second * 3600:,.0f} an hour: try again later"
-                await self._callers.refuse(context, Code.RESOURCE_EXHAUSTED, sentence)
-            counted.append((bucket, caller))
+    async def _limit(self, quota: "Quota", node: Member | None, context: Context, cost: int = 1) -> None:
+        callers = (self._callers.network(context), *((node.node,) if node is not None else ()))
+        if why := quota.take(callers, self._clock(), cost):
+            await self._callers.refuse(context, Code.RESOURCE_EXHAUSTED, why)
 
     def _host(self, context: Context) -> str:
         return self._door.origin(context.peer()).host

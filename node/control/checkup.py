@@ -64,8 +64,8 @@ class CheckupClient:
             yield cls(invite, way, session, role)
 
     async def look(self) -> RunSight:
-        """What the run is, and how far it is. Raises `Refused` for a token that is none of the run's, `Unreachable`,
-        `ConfigError` for a run that this version does not understand."""
+        """What the run is, and how far it is. Raises `Refused` for a token that is none of the run's,
+        `Unreachable`, `ConfigError` for a run that this version does not understand."""
         best = float("inf")
         for _ in range(LOOKS):
             begun, begun_at = time.monotonic(), time.time()
