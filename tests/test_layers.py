@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": {"comm", "comm.config"},
     "node.data": {"comm", "comm.config", "node"},
     "node.state_machine": {"comm", "comm.proto", "node"},
-    "node.control": {"comm", "comm.allreduce", "comm.proto", "comm.transport"},
+    "node.control": {"comm", "comm.allreduce", "comm.config", "comm.proto", "comm.transport"},
     "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "outer_opt"},
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
@@ -70,7 +70,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
     "node.cli": {"comm", "comm.config", "node", "node.daemon"},
-    "node.doctor": {"comm", "comm.config", "node", "node.cli", "node.control"},
+    "node.checks": {
+        *("comm", "comm.config", "comm.proto", "comm.transport"),
+        *("node", "node.checkpoint", "node.control", "node.data", "node.outer"),
+    },
+    "node.doctor": {"comm", "comm.config", "node", "node.checks", "node.cli", "node.control", "node.daemon"},
     "node.simulate": {
         *("comm", "comm.codecs", "comm.config"),
         *("node", "node.data", "node.outer", "node.participant", "node.trainer", "outer_opt"),
@@ -88,7 +92,7 @@ DOORS: dict[str, str] = {
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
     "digest errors evidence extras faults files folders fragment_schedule ids invite leases log plan rate_limits "
     "receipts replace signatures strangers strikes terminal workers",
-    "comm.proto": "atoll_pb2 atoll_pb2_grpc join_proof packed_plan",
+    "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
     "comm.codecs": "codec factory warm_up zstd",
@@ -103,7 +107,8 @@ DOORS: dict[str, str] = {
     "node": "config devices engine_check preflight trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
-    "node.control": "client outbox reports tls_channel",
+    "node.checks": "check machine needs reach",
+    "node.control": "checkup client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",

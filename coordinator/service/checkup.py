@@ -33,7 +33,7 @@ from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.transport.certificates import NAME, pin_of
 from atoll.coordinator.door.front_door import FrontDoor
 from atoll.coordinator.service import validation
-from atoll.coordinator.service.event_loop import EventLoop
+from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.state_machine.conduct import refusal
 from atoll.coordinator.state_machine.members import Member
 
@@ -76,8 +76,8 @@ class Quota:
         self._what, self._each, self._together = what, TokenBuckets(each), TokenBuckets(together)
 
     def take(self, callers: Sequence[Hashable], now: float, cost: int = 1) -> str:
-        """Count `cost` at `now` (seconds) against all names of one caller, and against everybody. Returns why it is
-        too much, and then counts nothing; empty: it is not."""
+        """Count `cost` at `now` (seconds) against all names of one caller, and against everybody. Returns why
+        it is too much, and then counts nothing; empty: it is not."""
         wanted = [
             *((self._each, caller, "from you") for caller in callers),
             (self._together, "", "from everybody"),
@@ -129,8 +129,10 @@ class CheckupService:
 
     async def Look(self, request: cp.Caller, context: Context) -> cp.LookReply:
         """Tell what the run is, and what time it is. Aborts, as all calls here, for who shows neither token nor
-        session, and with `RESOURCE_EXHAUSTED` for too many calls."""
+        session, and with `RESOURCE_EXHAUSTED` for too many calls; with `UNAVAILABLE` when stopping."""
         node = await self._callers.caller(request, context)
+        if self._event_loop.draining:
+            await self._callers.refuse(context, Code.UNAVAILABLE, STOPPING)
         await self._limit(self._looks, node, context)
         state = self._event_loop.state
         return cp.LookReply(
