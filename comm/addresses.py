@@ -42,6 +42,14 @@ def same_host(address: str, other: str) -> bool:
         return False
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, a name or an IP address, is this machine to itself."""
+    try:
+        return _address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def is_local_host(host: str) -> bool:
     """Whether a host's addresses are all of this machine's own network; False: some are not, or none is known."""
     try:

@@ -7,10 +7,12 @@ import logging
 import os
 import sys
 from datetime import datetime
+from typing import TextIO
 
 import click
 import msgspec
 
+from atoll.comm.status_line import StatusLine
 from atoll.comm.terminal import visible
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -21,6 +23,15 @@ level_option = click.option(
     show_default=True,
     help="The least that is logged. ATOLL_LOG=json makes the lines JSON.",
 )
+
+
+status_line = StatusLine()  # of this process, below its log; `setup` says where
+
+
+class _AboveStatus(logging.StreamHandler[TextIO]):
+    def emit(self, record: logging.LogRecord) -> None:
+        with status_line.hidden():
+            super().emit(record)
 
 
 class _Json(logging.Formatter):
@@ -43,9 +54,10 @@ class _Plain(logging.Formatter):
 def setup(level: str = "info") -> None:
     """Configure the root logger once, at the start of a process. `level` is one of `LEVELS`; libraries say nothing
     below `info`, whatever it is."""
-    least = LEVELS[level]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if os.environ.get("ATOLL_LOG") == "json" else _Plain())
+    least, as_json = LEVELS[level], os.environ.get("ATOLL_LOG") == "json"
+    handler = _AboveStatus(sys.stderr)
+    handler.setFormatter(_Json() if as_json else _Plain())
+    status_line.use(None if as_json else sys.stderr)
     logging.basicConfig(level=max(least, logging.INFO), handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(least)
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):

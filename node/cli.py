@@ -78,6 +78,7 @@ class CommandBehindDashes(click.Command):
     type=click.FloatRange(0.0, 1e9),
     help="Seconds to try for a coordinator at first.",
 )
+@click.option("--no-checks", is_flag=True, help="Do not look at this machine and at the way there first.")
 @log.level_option
 @click.pass_context
 def join(
@@ -91,6 +92,7 @@ def join(
     role: str,
     name: str,
     patience: float,
+    no_checks: bool,
     log_level: str,
 ) -> None:
     """Join the run behind URL and train until it is finished.
@@ -134,6 +136,7 @@ def join(
         )
     demand("a node", *(["numba"] if role == "reducer" else ["torch", "numba"]))
     from atoll.node.daemon.daemon import Daemon
+    from atoll.node.daemon.join_checks import log_machine
     from atoll.node.daemon.reducer import Reducer
     from atoll.node.daemon.state_dir import JoinOptions, load_name
 
@@ -141,9 +144,12 @@ def join(
     name = name or load_name(state_dir / "session", invite) or socket.gethostname()
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command or (), trains_as)
+        looks = not no_checks
+        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command or (), trains_as, looks)
         life = Reducer if role == "reducer" else Daemon
         raise_limit()
+        if looks:
+            log_machine(config, state_dir)
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
         raise _first(errors) from None

@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.engines": {"comm", "comm.config", "node", "node.participant", "node.trainer"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
-        *("node", "node.checkpoint", "node.control", "node.data", "node.outer", "node.recovery"),
+        *("node", "node.checkpoint", "node.checks", "node.control", "node.data", "node.outer", "node.recovery"),
         "node.state_machine",
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
@@ -91,7 +91,7 @@ DOORS: dict[str, str] = {
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
     "digest errors evidence extras faults files folders fragment_schedule ids invite leases log plan rate_limits "
-    "receipts replace signatures strangers strikes terminal workers",
+    "receipts replace signatures status_line strangers strikes terminal workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
@@ -115,7 +115,7 @@ DOORS: dict[str, str] = {
     "node.recovery": "recovery",
     "node.participant": "batches daemon_link flat_vector participant rank_group step_outcome",
     "node.trainer": "optimizer process unfinished_step",
-    "node.daemon": "control_socket daemon reducer state_dir worker",
+    "node.daemon": "control_socket daemon join_checks reducer state_dir worker",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.
 WORKSHOPS = {"coordinator.bench", "node.bench", "node.simulate"}

@@ -33,8 +33,13 @@ GIGABYTE = 1e9
 def run_checks(run: RunConfig, config: NodeConfig, state_dir: Path) -> Iterator[Check]:
     """What a node with the built-in trainer is refused for when it joins this run, check by check."""
     yield _settings(run, config)
-    yield _model(run, config)
     yield _data(run, config)
+    yield from size_checks(run, config, state_dir)
+
+
+def size_checks(run: RunConfig, config: NodeConfig, state_dir: Path) -> Iterator[Check]:
+    """What a run takes of this machine's memory and disk."""
+    yield _model(run, config)
     yield _disk(run, config, state_dir)
 
 
@@ -45,10 +50,15 @@ def doings(run: RunConfig, config: NodeConfig, state_dir: Path, invite: Invite) 
     yield Check("talks to", True, "; ".join(_talks_to(run, invite)))
 
 
+def knows_size(run: RunConfig, config: NodeConfig) -> bool:
+    """Whether the run's config says how large the model is that is trained here."""
+    return run.decoder and not config.model and run.data.kind is not DataKind.SCRIPT
+
+
 def state_bytes(run: RunConfig, config: NodeConfig) -> float:
     """Bytes of disk that the run's state may take here; 0: none, or as much as a model that only its trainer
     knows."""
-    if not config.durable or not run.decoder:
+    if not config.durable or not knows_size(run, config):
         return 0.0
     need = disk_need(run.model.n_params, run.inner.optimizer)
     return min(need, config.disk * GIGABYTE) if config.disk else need
@@ -67,7 +77,7 @@ def _settings(run: RunConfig, config: NodeConfig) -> Check:
 
 
 def _model(run: RunConfig, config: NodeConfig) -> Check:
-    if not run.decoder:
+    if not knows_size(run, config):
         return Check("model", True, "how large it is only its trainer knows, which looks before it begins")
     found = () if config.device is Device.CPU else gpus()
     settled, _ = resolve(config, run.inner.batch_size, found)
@@ -134,7 +144,7 @@ def _writes(run: RunConfig, config: NodeConfig, state_dir: Path) -> Iterator[str
     if run.data.kind is DataKind.DATASET and config.cache:
         parts.append(f"fetched data (up to {config.cache:g} GB)")
     yield f"{state_dir}: {', '.join(parts)}"
-    shared = f" ({BYTES_FLAT * run.model.n_params / 1e9:.1f} GB)" if run.decoder else ""
+    shared = f" ({BYTES_FLAT * run.model.n_params / 1e9:.1f} GB)" if knows_size(run, config) else ""
     yield f"shared memory while it runs{shared}"
 
 

@@ -111,7 +111,7 @@ def beside(
     asyncio.run(told())
 
 
-NAMES = ["coordinator", "invite", "clock", "settings", "model", "data", "state", "reads", "writes", "talks to"]
+NAMES = ["coordinator", "invite", "clock", "settings", "data", "model", "state", "reads", "writes", "talks to"]
 
 
 def test_a_coordinator_says_all_there_is_to_know_and_the_invite_stays_whole(tmp_path: Path) -> None:
