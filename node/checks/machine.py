@@ -65,6 +65,8 @@ def _gpu(config: NodeConfig) -> Check:
         return Check(
             "gpu", False, "device=cuda, and no driver tells of a GPU", "install the driver, or give device=cpu"
         )
+    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        return Check("gpu", True, "Apple's, which is not used: the trainer takes the CPU")
     return Check("gpu", True, "none: the trainer takes the CPU")
 
 

@@ -2,23 +2,13 @@
 
 import io
 import logging
-import re
 from collections.abc import Iterator
 
 import pytest
+from terminals import Terminal
 
 from atoll.comm import log
-from atoll.comm.status_line import CLEAR, StatusLine, bar
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-    @property
-    def screen(self) -> list[str]:
-        """The lines as somebody sees them."""
-        return [re.split(re.escape(CLEAR), line)[-1] for line in self.getvalue().split("\n")]
+from atoll.comm.status_line import StatusLine, bar
 
 
 @pytest.fixture(autouse=True)

@@ -114,6 +114,13 @@ def beside(
 NAMES = ["coordinator", "invite", "clock", "settings", "data", "model", "state", "reads", "writes", "talks to"]
 
 
+def test_apples_gpu_is_said_to_be_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.node.checks.machine.has_gpu_driver", lambda: False)
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert "Apple's" in named(asked(tmp_path)[1], "gpu")["found"]
+
+
 def test_a_coordinator_says_all_there_is_to_know_and_the_invite_stays_whole(tmp_path: Path) -> None:
     async def story(c: Coordinator) -> None:
         c.token = c.journal.issue_token("one", 1, math.inf)
