@@ -44,6 +44,7 @@ DIALS = RateLimit(1 / 30, 10)  # of one address, and of one node
 ALL_DIALS = RateLimit(1, 60)  # of everybody together
 MAX_DIALS = 4  # at a time
 DIAL_SECONDS = 5.0  # for an answer, with the wait for a place
+CLOSE_SECONDS = 1.0  # for the good-bye of who was dialled
 RATE_BYTES = 8 << 20  # bytes of one measurement at most
 RATE_SECONDS = 2.0  # of one measurement at most
 MEASURED = RateLimit((64 << 20) / 3600, 64 << 20)  # bytes of one address, and of one node
@@ -284,7 +285,8 @@ async def _answers(family: int, place: SocketAddress, pin: Pin) -> bool:
     sock.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(sock, place)
-        _, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname=NAME if pin else None)
+        secure: dict[str, Any] = {"ssl": context, "server_hostname": NAME, "ssl_shutdown_timeout": CLOSE_SECONDS}
+        _, writer = await asyncio.open_connection(sock=sock, **(secure if pin else {}))
     except OSError:  # ssl's are some of them
         sock.close()
         return False
@@ -295,4 +297,8 @@ async def _answers(family: int, place: SocketAddress, pin: Pin) -> bool:
         shown = writer.get_extra_info("ssl_object")
         return shown is None or pin_of(shown.getpeercert(binary_form=True) or b"") == pin
     finally:
-        writer.transport.abort()
+        if pin:
+            writer.close()  # with a good-bye: a reset would look like a fault in the node's log
+        else:
+            writer.write_eof()
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, writer.close)

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from control_nodes import coordinator
+from control_nodes import coordinator, until
 
 from atoll.comm.config.run import RunConfig
+from atoll.comm.ids import NO_PIN
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.transport.certificates import load_or_make
 from atoll.node.config import NodeConfig
@@ -43,27 +44,29 @@ def test_the_machine_is_one_line_and_what_it_lacks_a_warning_each(
     ]
 
 
-@pytest.mark.parametrize("leaf", [False, True])
+@pytest.mark.parametrize(("leaf", "encrypted"), [(False, True), (True, True), (False, False)])
 def test_a_node_that_joined_learns_of_the_way_and_says_what_it_will_do(
-    leaf: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    leaf: bool, encrypted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder := tmp_path / "node").mkdir()
-    certificate = load_or_make(tmp_path)
+    certificate = load_or_make(tmp_path) if encrypted else None
 
     async def story() -> None:
         async with coordinator(tmp_path, RUN, certificate) as c:
-            invite = Invite(c.address, "reef", c.token, certificate.pin)
+            invite = Invite(c.address, "reef", c.token, certificate.pin if certificate else NO_PIN)
             options = JoinOptions(folder, "127.0.0.1:0", "", "ada", 1.0, leaf)
             async with CoordinatorSession.opened(invite, NodeConfig(), options, NothingToFetch()) as member:
                 await member.join()
                 log_run(member, NodeConfig(), invite)
                 await ask_around(member, invite)
+                await until(lambda: not member.plane._accepted)
                 assert len(c.event_loop.state.members.here) == 1
 
     asyncio.run(story())
     assert said(caplog, rf"model: {RUN.model.n_params:,} parameters take .* GB of memory")
     assert said(caplog, f"writes: {folder}: logs, the run's state") and said(caplog, "reads: the source of Python")
     assert said(caplog, "talks to: the coordinator at 127.0.0.1")
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == []
     assert len(said(caplog, "reach: the coordinator dialled this machine at 127.0.0.1")) == (not leaf)
     assert said(caplog, "rates: .* Mbit/s up, .* Mbit/s down") and said(
         caplog, "exchange: .* less than a second here"
