@@ -34,6 +34,22 @@ def may_dial(address: str, private: bool) -> bool:
     return not is_own_network(address) or (private and not machines_own and not ip.is_multicast)
 
 
+def same_host(address: str, other: str) -> bool:
+    """Whether two IP addresses are one, however they are written."""
+    try:
+        return _address(address) == _address(other)
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, a name or an IP address, is this machine to itself."""
+    try:
+        return _address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def is_local_host(host: str) -> bool:
     """Whether a host's addresses are all of this machine's own network; False: some are not, or none is known."""
     try:

@@ -9,11 +9,13 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 import click
 import msgspec
 
 from atoll.comm.log_file import LogFile
+from atoll.comm.status_line import StatusLine
 from atoll.comm.terminal import visible
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -31,6 +33,13 @@ log_file_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write to this file in place of the terminal; of 8 MB, four older ones beside it.",
 )
+status_line = StatusLine()  # of this process, below its log; `setup` says where
+
+
+class _AboveStatus(logging.StreamHandler[TextIO]):
+    def emit(self, record: logging.LogRecord) -> None:
+        with status_line.hidden():
+            super().emit(record)
 
 
 class _Json(logging.Formatter):
@@ -53,9 +62,10 @@ class _Plain(logging.Formatter):
 def setup(level: str = "info", file: Path | None = None) -> None:
     """Configure the root logger once, at the start of a process. `level` is one of `LEVELS`; libraries say nothing
     below `info`, whatever it is. With `file`, stdout and stderr are that file from now on: see `LogFile`."""
-    least = LEVELS[level]
-    handler = logging.StreamHandler(sys.stderr) if file is None else LogFile(file)
-    handler.setFormatter(_Json() if os.environ.get("ATOLL_LOG") == "json" else _Plain())
+    least, as_json = LEVELS[level], os.environ.get("ATOLL_LOG") == "json"
+    handler = _AboveStatus(sys.stderr) if file is None else LogFile(file)
+    handler.setFormatter(_Json() if as_json else _Plain())
+    status_line.use(None if as_json or file is not None else sys.stderr)
     logging.basicConfig(level=max(least, logging.INFO), handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(least)
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):

@@ -8,14 +8,13 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from msgspec import to_builtins
 
-from atoll.comm.addresses import is_local_host
+from atoll.comm.addresses import is_local_host, is_loopback
 from atoll.comm.config.run import RunConfig, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, TlsMode
 from atoll.comm.descriptors import raise_limit
@@ -184,7 +183,7 @@ def encrypted(config: RunConfig, options: ServerOptions) -> bool:
     where = [(options.listen, "--listen")]
     if options.advertise:
         where.append((options.advertise, "--advertise"))
-    return not all(_loopback(split_host_port(address, option)[0]) for address, option in where)
+    return not all(is_loopback(split_host_port(address, option)[0]) for address, option in where)
 
 
 def private_addresses(config: RunConfig, options: ServerOptions) -> bool:
@@ -195,13 +194,6 @@ def private_addresses(config: RunConfig, options: ServerOptions) -> bool:
     option = "--advertise" if options.advertise else "--listen"
     host, _ = split_host_port(options.advertise or options.listen, option)
     return host in ("", "0.0.0.0", "::") or is_local_host(host)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(plane: ControlPlane, options: ServerOptions) -> str:

@@ -93,6 +93,7 @@ class CommandBehindDashes(click.Command):
     type=click.FloatRange(0.0, 1e9),
     help="Seconds to try for a coordinator at first.",
 )
+@click.option("--no-checks", is_flag=True, help="Do not look at this machine and at the way there first.")
 @log.level_option
 @log.log_file_option
 @click.option(
@@ -110,6 +111,7 @@ def join(
     role: str,
     name: str,
     patience: float,
+    no_checks: bool,
     log_level: str,
     log_file: Path | None,
     detach: bool,
@@ -130,6 +132,7 @@ def join(
     state_dir, listen = checked.state_dir, checked.listen
     demand("a node", *(["numba"] if role == "reducer" else ["torch", "numba"]))
     from atoll.node.daemon.daemon import Daemon
+    from atoll.node.daemon.join_checks import log_machine
     from atoll.node.daemon.reducer import Reducer
     from atoll.node.daemon.state_dir import JoinOptions, load_name
 
@@ -140,9 +143,12 @@ def join(
     name = name or load_name(state_dir / "session", invite) or socket.gethostname()
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command, trains_as)
+        looks = not no_checks
+        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command, trains_as, looks)
         life = Reducer if role == "reducer" else Daemon
         raise_limit()
+        if looks:
+            log_machine(config, state_dir)
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
         raise _first(errors) from None

@@ -26,10 +26,24 @@ def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_param
     """Raise `ResourceError` if the model cannot fit into this machine's memory, or into that of its GPUs. `node`:
     with all settings resolved; `found`: the machine's GPUs; `n_params`: of a model that is not the run's, and in
     the memory of a trainer already, beside which the flat vectors must fit."""
-    params, moments = n_params or run.model.n_params, MOMENT_BYTES[run.inner.optimizer]
     on_gpu = node.device is Device.CUDA or n_params > 0
     if on_gpu and found:
         check_gpu_memory(run, node.ranks, min(found[: node.ranks], key=lambda gpu: gpu.memory))
+    batch = run.inner.batch_size * run.model.seq_len // node.machines
+    demand_memory(
+        BATCHES * TOKEN_BYTES * batch, f"a batch of {batch:,} tokens", "free some, or use a larger machine"
+    )
+    demand_memory(
+        memory_need(run, node, n_params),
+        f"the run's model of {n_params or run.model.n_params:,} parameters",
+        "free some, or use a larger machine",
+    )
+
+
+def memory_need(run: RunConfig, node: NodeConfig, n_params: int = 0) -> int:
+    """Bytes of memory, beside GPUs', that a node takes; arguments as `check_memory` has them."""
+    params, moments = n_params or run.model.n_params, MOMENT_BYTES[run.inner.optimizer]
+    on_gpu = node.device is Device.CUDA or n_params > 0
     encoded, kept = run.reduce.bytes_per_element, bool(run.outer.feedback)
     each = BYTES_FLAT + (ENCODED + kept) * encoded + (0 if on_gpu else BYTES_TRAINED + moments)
     # Copies on their way to the disk: of the moments, and of the parameters with them.
@@ -37,15 +51,7 @@ def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_param
     # With overlap: what was handed over, once more; and what is trained, while the anchor is evaluated.
     each += 8 if run.overlap.delay else 0
     each += 8 if kept else 0  # what was not sent, and a copy of it on its way to the disk
-    batch = run.inner.batch_size * run.model.seq_len // node.machines
-    demand_memory(
-        BATCHES * TOKEN_BYTES * batch, f"a batch of {batch:,} tokens", "free some, or use a larger machine"
-    )
-    demand_memory(
-        int(params * each) + PROCESS_BYTES,
-        f"the run's model of {params:,} parameters",
-        "free some, or use a larger machine",
-    )
+    return int(params * each) + PROCESS_BYTES
 
 
 def check_gpu_memory(run: RunConfig, ranks: int, gpu: Gpu) -> None:

@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": {"comm", "comm.config"},
     "node.data": {"comm", "comm.config", "node"},
     "node.state_machine": {"comm", "comm.proto", "node"},
-    "node.control": {"comm", "comm.allreduce", "comm.proto", "comm.transport"},
+    "node.control": {"comm", "comm.allreduce", "comm.config", "comm.proto", "comm.transport"},
     "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "outer_opt"},
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
@@ -65,13 +65,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.engines": {"comm", "comm.config", "node", "node.participant", "node.trainer"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
-        *("node", "node.checkpoint", "node.control", "node.data", "node.outer", "node.recovery"),
+        *("node", "node.checkpoint", "node.checks", "node.control", "node.data", "node.outer", "node.recovery"),
         "node.state_machine",
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
     "node.service": {"comm", "node", "node.daemon", "node.outer"},
-    "node.cli": {"comm", "node", "node.daemon", "node.service"},
-    "node.doctor": {"comm", "node", "node.cli", "node.control"},
+    "node.cli": {"comm", "comm.config", "node", "node.daemon", "node.service"},
+    "node.checks": {
+        *("comm", "comm.config", "comm.proto", "comm.transport"),
+        *("node", "node.checkpoint", "node.control", "node.data", "node.outer"),
+    },
+    "node.doctor": {"comm", "node", "node.checks", "node.cli", "node.control", "node.daemon"},
     "node.simulate": {
         *("comm", "comm.codecs", "comm.config"),
         *("node", "node.data", "node.outer", "node.participant", "node.trainer", "outer_opt"),
@@ -88,8 +92,8 @@ DOORS: dict[str, str] = {
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
     "digest errors evidence exit_codes extras faults files folders fragment_schedule ids invite leases log plan "
-    "rate_limits readiness receipts replace signatures strangers strikes terminal workers xdg",
-    "comm.proto": "atoll_pb2 atoll_pb2_grpc join_proof packed_plan",
+    "rate_limits readiness receipts replace signatures status_line strangers strikes terminal workers xdg",
+    "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
     "comm.codecs": "codec factory warm_up zstd",
@@ -104,14 +108,15 @@ DOORS: dict[str, str] = {
     "node": "config devices engine_check preflight settings trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
-    "node.control": "client outbox reports tls_channel",
+    "node.checks": "check machine needs reach",
+    "node.control": "checkup client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",
     "node.recovery": "recovery",
     "node.participant": "batches daemon_link flat_vector participant rank_group step_outcome",
     "node.trainer": "optimizer process unfinished_step",
-    "node.daemon": "control_socket daemon reducer state_dir worker",
+    "node.daemon": "control_socket daemon join_checks reducer state_dir worker",
     "node.service": "detach installer join_command systemd uninstall",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.

@@ -36,6 +36,13 @@ def exchanged_bytes(run: RunConfig, members: int) -> float:
     return elements * run.reduce.bytes_per_element * 2 * (members - 1) / members
 
 
+def exchange_seconds(run: RunConfig, members: int, up: float, down: float) -> float:
+    """Seconds that the exchange of one round takes at least where `members` nodes take equal parts, of which this
+    one sends `up` and takes in `down` bytes a second. Coordinators plan for what they see of links: who is slower
+    than the others owns less, and sends less."""
+    return exchanged_bytes(run, members) / min(up, down)
+
+
 @dataclass(frozen=True)
 class RoundTime:
     """Seconds of a round without overlap: first it trains, then it exchanges."""

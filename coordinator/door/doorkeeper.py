@@ -13,6 +13,7 @@ says so, a line each, over the wire between them:
     revoke NODE          no member any more: its connections are strangers' again
     shun ADDRESS SECONDS no caller is accepted from there meanwhile, and its strangers are closed
     known ADDRESS        members come from there
+    allow NUMBER BYTES   so many bytes more over the connection are the service's own wish, and cost it nothing
     ping                 answered with "pong"
 
 and hears `gone NUMBER`. The process ends when that wire does. It imports neither asyncio nor grpc.
@@ -183,7 +184,7 @@ class Doorkeeper:
                 if mask & selectors.EVENT_WRITE:
                     writing.write()
                 if mask & selectors.EVENT_READ:
-                    proven = reading is splice.down or splice.owner
+                    proven = reading is splice.down or splice.owner or splice.allowance
                     size = reading.read(READ_BYTES if proven else STRANGER_READ_BYTES)
                     if reading is splice.up and not self._charge(splice, size, now):
                         return self._end(splice)
@@ -228,6 +229,11 @@ class Doorkeeper:
     def _charge(self, splice: Splice, size: int, now: float) -> bool:
         """Count bytes from the client, and let it wait if they were too many. Returns False where it is to go."""
         port = self._ports[splice.port]
+        wanted = min(size, splice.allowance)
+        splice.allowance -= wanted
+        size -= wanted
+        if wanted and not size:
+            return True
         if splice.owner:
             wait = port.member_bytes.spend(splice.owner, now, size)
         else:
@@ -283,6 +289,10 @@ class Doorkeeper:
         match words:
             case ["prove", number, node] if (splice := self._splices.get(number)) is not None:
                 self._prove(splice, "" if node == "-" else node, now)
+            case ["allow", number, size] if (splice := self._splices.get(number)) is not None:
+                splice.allowance = int(size)
+                if splice.allowance:
+                    self._go_on(splice)
             case ["revoke", node]:
                 for splice in list(self._members.get(node, ())):
                     self._revoke(splice, now)

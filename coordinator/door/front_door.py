@@ -126,6 +126,12 @@ class FrontDoor:
         self._owners = {number: of for number, of in self._owners.items() if of != node}
         self._say(f"revoke {node}")
 
+    def allow(self, origin: Origin, size: int) -> None:
+        """Let `size` bytes from a connection pass that no limit counts; 0: what is left of them counts again. They
+        are let pass before anything that is said over the connection from now on arrives."""
+        if origin.number:
+            self._say(f"allow {origin.number} {size}")
+
     def shun(self, origin: Origin) -> None:
         """Take no connection of a stranger from this host for SHUN_SECONDS."""
         if origin.number:

@@ -50,7 +50,10 @@ class Direction:
 class Splice:
     """A client's connection and the one that the door made to the service for it."""
 
-    __slots__ = ("address", "client", "down", "number", "owner", "paused", "port", "service", "spent", "up")
+    __slots__ = (
+        *("address", "allowance", "client", "down", "number", "owner", "paused", "port", "service", "spent"),
+        "up",
+    )
 
     def __init__(
         self, number: str, port: int, address: str, client: socket.socket, service: socket.socket
@@ -62,6 +65,7 @@ class Splice:
         self.owner: str | None = None  # the member whose it is; None: a stranger's
         self.paused = False  # nothing is read from the client for a while
         self.spent = 0  # bytes from the client, as a stranger's
+        self.allowance = 0  # bytes that the service wants from the client, and that nobody pays for
 
     @property
     def over(self) -> bool:

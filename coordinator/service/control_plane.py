@@ -12,6 +12,7 @@ from atoll.comm.invite import split_host_port
 from atoll.comm.transport.certificates import NAME, Certificate
 from atoll.coordinator.door.front_door import FrontDoor, listening_socket
 from atoll.coordinator.door.ports import CONTROL
+from atoll.coordinator.service.checkup import CheckupService
 from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.health import Health, ServiceProbe
@@ -73,7 +74,9 @@ class ControlPlane:
         )
         self.health = Health(SERVICE_NAME, service.guard)
         self._server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=list(CHANNEL_OPTIONS.items()))
-        self._server.add_generic_rpc_handlers((service.handler(), *self.health.handlers()))
+        checkup = CheckupService(service, self.event_loop, self.door, private_addresses, tls)
+        handlers = (service.handler(), checkup.handler(), *self.health.handlers())
+        self._server.add_generic_rpc_handlers(handlers)
         self.event_loop.on_change.append(self._revoke_departed)
         self._seen_changes = -1  # of the members, when `_revoke_departed` last looked
         self._probed = ""  # where the service listens behind the door

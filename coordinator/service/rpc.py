@@ -24,6 +24,7 @@ from atoll.comm.errors import AtollError, ConfigError, Refused
 from atoll.comm.ids import NodeId, Pin, PublicKey
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto import checkup_pb2 as cp
 from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.strangers import network_of
 from atoll.comm.transport.frames import PROTOCOL
@@ -136,7 +137,7 @@ class CoordinatorService:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
         if stranger:
             await self._check_token(request.token, request.role, context)
-            self._strangers.refund(self._network(context), self._clock())
+            self._strangers.refund(self.network(context), self._clock())
         self._prove(None, context)  # before it waits for the joins before it
         async with self._joining:
             member = await self._admitted(request, address, pin, key, context)
@@ -225,6 +226,26 @@ class CoordinatorService:
             if self._event_loop.state.has_other_layout(*layout):  # it need not join again
                 await self._abort(context, Code.FAILED_PRECONDITION, ack.reason)
         return ack
+
+    async def caller(self, asks: cp.Caller, context: Context) -> Member | None:
+        """The node, here or gone, whose session a caller shows who wants to know something about the run; None: it
+        shows a token, which stays as it is. Aborts as `Join` does for another run, a bad token, and too many
+        calls."""
+        if (known := self._holder(asks.session)) is None:
+            await self.guard(context)
+        if asks.run != self._run:
+            sentence = f"the URL names run {validation.name(asks.run)!r}, this coordinator serves {self._run!r}"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        if known is None:
+            await self._check_token(asks.token, asks.role, context)
+            self._strangers.refund(self.network(context), self._clock())
+        here = self._member(asks.session)
+        self._prove(None if here is None else here.node, context)
+        return known
+
+    def network(self, context: Context) -> str:
+        """The address that a call comes from, as limits count it."""
+        return network_of(self._door.origin(context.peer()).host)
 
     async def _admitted(
         self, request: pb.JoinRequest, address: str, pin: Pin, key: PublicKey, context: Context
@@ -333,11 +354,8 @@ class CoordinatorService:
         """Let a call pass that anybody may make, unless there were too many from its address. The coordinator's
         own, which do not come by the door, always pass."""
         origin = self._door.origin(context.peer())
-        if origin.number and not self._strangers.take(self._network(context), self._clock()):
+        if origin.number and not self._strangers.take(self.network(context), self._clock()):
             await self._too_many_strangers(origin, context)
-
-    def _network(self, context: Context) -> str:
-        return network_of(self._door.origin(context.peer()).host)
 
     async def _too_many_strangers(self, origin: Origin, context: Context) -> NoReturn:
         if not self._door.has_owner(origin):
@@ -352,6 +370,10 @@ class CoordinatorService:
     async def _limit(self, buckets: TokenBuckets, caller: str, context: Context, what: str) -> None:
         if not buckets.take(caller, self._clock()):
             await self._too_many(context, f"{what} from {caller}", buckets.rate)
+
+    async def refuse(self, context: Context, code: Code, sentence: str) -> NoReturn:
+        """End a call with a sentence, and count it."""
+        await self._abort(context, code, sentence)
 
     async def _too_many(self, context: Context, what: str, rate: RateLimit) -> NoReturn:
         sentence = f"more {what} than {rate.per_second:g} a second and {rate.burst} at once: wait, then try again"

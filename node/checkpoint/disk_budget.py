@@ -14,6 +14,13 @@ ROUND_COPIES = 2.1  # one, another that is being written, and what DCP puts arou
 NO_ROOM = 1.0  # byte: no limit would be 0
 
 
+def disk_need(n_params: int, optimizer: OptimizerName) -> float:
+    """Bytes that the outer state and the inner optimizer's moments take of a model of `n_params` parameters."""
+    moments = MOMENT_BYTES[optimizer]
+    inner = MOMENT_COPIES * moments + ROUND_COPIES * (moments + PARAMETER_BYTES)
+    return (OUTER_BYTES + inner) * n_params
+
+
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
     """Bytes that the outer state and the inner optimizer's moments may take; 0: no limit."""
@@ -27,12 +34,6 @@ class DiskBudget:
         moments get what the outer state leaves, and no more than they need."""
         if not disk:
             return cls(0.0, 0.0)
-        moments = MOMENT_BYTES[optimizer]
-        inner = max(
-            0.0,
-            min(
-                disk - OUTER_BYTES * n_params,
-                (MOMENT_COPIES * moments + ROUND_COPIES * (moments + PARAMETER_BYTES)) * n_params,
-            ),
-        )
+        outer = OUTER_BYTES * n_params
+        inner = max(0.0, min(disk, disk_need(n_params, optimizer)) - outer)
         return cls(disk - inner, inner or NO_ROOM)

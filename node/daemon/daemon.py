@@ -32,6 +32,7 @@ from atoll.comm.xdg import cache_dir
 from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
+from atoll.node.daemon.join_checks import log_run, look_around
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
@@ -122,6 +123,8 @@ class Daemon:
                     self._heartbeat = (await self._member.join(self._options.role)).heartbeat
                     self._state = State(stall=self._member.run.members.stall)
                     self._check()
+                    if self._options.checks:
+                        log_run(self._member, self._config, self._invite)
                     self._supervisor = self._make_supervisor()
                     with on_signals(self._interrupt):
                         async with control_socket.serve(self._options.state_dir, self.status, self.leave):
@@ -173,6 +176,8 @@ class Daemon:
             async with asyncio.TaskGroup() as self._tasks:
                 for work in (self._decide(), self._supervisor.run(), session, self._compile()):
                     self._tasks.create_task(work)
+                if self._options.checks:
+                    self._spawn(look_around(self._member, self._invite))
                 await self._over.wait()
                 await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
                 raise _Over  # cancels whatever is still under way

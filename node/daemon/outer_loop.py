@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.comm import log as log_setup
 from atoll.comm.allreduce.auditor import Auditor
 from atoll.comm.allreduce.delta_samples import DeltaSamples
 from atoll.comm.codecs.factory import make_codec
@@ -27,6 +28,7 @@ from atoll.comm.config.engine import Engine
 from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.status_line import bar
 from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
 from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.disk_budget import DiskBudget
@@ -329,6 +331,7 @@ class OuterLoop:
             return
         finally:
             self.recovering = None
+            log_setup.status_line.show("")
         size, seconds = plane.bytes_down - before, time.monotonic() - started
         for round_, chunks in stats.sealed_rounds.items():
             payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
@@ -353,6 +356,7 @@ class OuterLoop:
 
     def _on_recovery(self, recovery: RecoveryProgress) -> None:
         self.recovering = recovery
+        log_setup.status_line.show(f"recovering {bar(recovery.present / recovery.chunks)}  {recovery}")
 
     async def renumber(self, view: pb.View) -> None:
         """Give the state the number of the view's committed round: the rounds in between are void."""

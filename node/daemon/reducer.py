@@ -24,6 +24,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import Audits
+from atoll.node.daemon.join_checks import look_around
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.outer.method import seal_format
@@ -67,18 +68,23 @@ class Reducer:
 
     async def _live(self) -> None:
         """The session with the coordinator until the run, or this node, is over."""
+        looking = asyncio.create_task(self._look())
         compiling = asyncio.create_task(self._compile())
         session = asyncio.create_task(self._member.maintain(self._stop, self._watch, self._beat))
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((session, over), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (over, session, compiling):
+            for task in (over, session, compiling, looking):
                 task.cancel()
-            ended = await asyncio.gather(session, compiling, return_exceptions=True)
+            ended = await asyncio.gather(session, compiling, looking, return_exceptions=True)
         for error in ended:
             if error is not None and not isinstance(error, asyncio.CancelledError):
                 raise error
+
+    async def _look(self) -> None:
+        if self._options.checks:
+            await look_around(self._member, self._invite)
 
     async def _compile(self) -> None:
         """Make the kernels once, while views come in: a member that opens no stream is taken for dead. A node that

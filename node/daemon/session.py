@@ -47,6 +47,7 @@ class CoordinatorSession:
         self.control = ControlClient(invite)
         self.reports = Reports(self.control)
         self.me = NodeId("")
+        self.address = ""  # at which peers dial this node, as the coordinator tells them
         self.penalty = ""  # what this node may not do for now, until when and why
         self.mark = b""  # of the run: what is kept of it is told from others' by this
         self.run: RunConfig
@@ -114,7 +115,7 @@ class CoordinatorSession:
     def _adopt(self, reply: pb.JoinReply) -> None:
         """Be the node that the coordinator says this is, now and when it starts again."""
         self.me = NodeId(reply.node_id)
-        self.mark = reply.mark
+        self.mark, self.address = reply.mark, reply.address
         self.plane.identify(self.me, RunKey(reply.data_key_number, reply.data_key))
         save_next_session(self._session_file, self._invite, reply.session, self.options.name)
 

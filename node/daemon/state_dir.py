@@ -35,6 +35,7 @@ class JoinOptions:
     leaf: bool = False  # nobody can dial this node
     command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
     role: str = ""  # of a node that has a trainer: "verifier" replays others' rounds; empty: it contributes
+    checks: bool = False  # say what is found of this machine, the run and the way there
 
 
 @contextlib.contextmanager

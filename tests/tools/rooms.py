@@ -25,6 +25,7 @@ PLACES: dict[str, tuple[float, float]] = {
         "node.simulate": (6.4, 0),
     },
     **{
+        "node.checks": (3, 1.6),
         "node.control": (3, 3),
         "node.recovery": (3.95, 3),
         "node.state_machine": (5.3, 2),

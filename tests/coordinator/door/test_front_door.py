@@ -289,3 +289,30 @@ def test_the_doors_process_ends_with_its_service() -> None:
             os.kill(process, 0)
 
     asyncio.run(story())
+
+
+def test_bytes_that_the_service_wants_are_let_pass_and_those_behind_them_count_again() -> None:
+    small = replace(OPEN, connection_bytes=1000)
+
+    async def story(service: Service) -> None:
+        sock, origin = await service.met()
+        service.door.allow(origin, 5000)
+        assert await service.said(sock, b"?" * 900) == b"?" * 900  # by then the door has heard it
+        for _ in range(4):
+            assert await service.said(sock, b"?" * 900) == b"?" * 900
+        assert await service.said(sock, b"?" * 1600) == b""
+
+    run(story, small)
+
+
+def test_what_is_left_of_the_bytes_that_were_wanted_can_be_taken_back() -> None:
+    small = replace(OPEN, connection_bytes=1000)
+
+    async def story(service: Service) -> None:
+        sock, origin = await service.met()
+        service.door.allow(origin, 1 << 20)
+        service.door.allow(origin, 0)
+        assert await service.said(sock, b"?" * 500) == b"?" * 500
+        assert await service.said(sock, b"?" * 600) == b""
+
+    run(story, small)

@@ -7,14 +7,17 @@ from typing import Any, cast
 
 import pytest
 from states import MARK, RUN, TINY, filled, layout_for
+from terminals import Terminal
 
+from atoll.comm import log
+from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
 from atoll.node.daemon import outer_loop as module
 from atoll.node.daemon.outer_loop import OuterLoop
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.daemon.state_server import StateServer
-from atoll.node.recovery.recovery import DonorsSilent, RecoveryStats, RoundMovedOn
+from atoll.node.recovery.recovery import DonorsSilent, RecoveryProgress, RecoveryStats, RoundMovedOn
 from atoll.node.state_machine import effects, events
 from atoll.node.trainer_channel import Hello
 
@@ -35,21 +38,62 @@ def test_a_recovery_that_nobody_answers_is_tried_less_and_less_often_and_told_on
     )
 
 
-def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
+def test_a_recovery_has_a_bar_on_a_terminal_until_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    donor, told = filled(tmp_path / "donor", 3), list[events.Event]()
-    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.finalize())
+    donor, terminal = filled(tmp_path / "donor", 3), Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = list[str]()
+
+    async def recover(outer: Any, *others: Any) -> RecoveryStats:
+        on_progress = others[-1]
+        for c in range(count := outer.chunks.count):
+            outer.replace_chunk(c, 3, donor.outer.copy_chunk(c)[1].tobytes())
+            on_progress(RecoveryProgress(count, c + 1, c + 1, 1.0, {NodeId("n2"): 1 << 20}))
+            shown.append(terminal.screen[-1])
+        return RecoveryStats(count, count, 0.0, {}, {})
+
+    async def story() -> None:
+        view = pb.View(committed=3, state_digest=donor.outer.finalize())
+        member = member_of(tmp_path / "node", view)
+        hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
+        outer_loop = OuterLoop(cast(Any, member), hello, StateServer(), lambda _: None, asyncio.create_task)
+        monkeypatch.setattr(module, "recover", recover)
+        await outer_loop.recover(effects.Recover(view, differs=False, rebase=False))
+        await outer_loop.durable.wait_idle()
+        await outer_loop.close()
+
+    log.status_line.use(terminal)
+    try:
+        asyncio.run(asyncio.wait_for(story(), 60))
+    finally:
+        log.status_line.use(None)
+    count = donor.outer.chunks.count
+    assert shown[-1].startswith(f"recovering [{'#' * 30}] 100 %  {count} of {count} chunks")
+    assert shown[-1].endswith("from n2") and terminal.screen == [""]
+
+
+def member_of(folder: Path, view: pb.View) -> SimpleNamespace:
+    """What an outer loop needs of its node's place in the run."""
     peers = SimpleNamespace(buffers=SimpleNamespace(give=lambda _: None))
-    member = SimpleNamespace(
+    return SimpleNamespace(
         run=RUN,
         config=NodeConfig(),
-        options=JoinOptions(tmp_path / "node", "", "", "ada", 0.0),
+        options=JoinOptions(folder, "", "", "ada", 0.0),
         plane=SimpleNamespace(bytes_down=0, peers=peers),
         reports=SimpleNamespace(view=view, control=None),
         signer=None,
         mark=MARK,
     )
+
+
+def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor, told = filled(tmp_path / "donor", 3), list[events.Event]()
+    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.finalize())
+    member = member_of(tmp_path / "node", view)
 
     async def recover(outer: Any, *_: Any) -> RecoveryStats:
         for c in range(outer.chunks.count):

@@ -1,6 +1,7 @@
 """A reducer hears the coordinator while its kernels are made, and takes part when they are."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,13 +12,14 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
 from atoll.node.daemon import reducer as module
 from atoll.node.daemon.reducer import Reducer
+from atoll.node.daemon.state_dir import JoinOptions
 
 DEADLINE = 60.0  # seconds; nothing here takes longer than a moment on an idle machine
 
 
 def alone(maintain: Any) -> Reducer:
     """A reducer whose session with the coordinator is `maintain`."""
-    node = Reducer(cast(Any, None), NodeConfig(), cast(Any, None))
+    node = Reducer(cast(Any, None), NodeConfig(), JoinOptions(Path(), "", "", "ada", 0.0))
     node._member = cast(Any, SimpleNamespace(run=RunConfig(), maintain=maintain))
     return node
 

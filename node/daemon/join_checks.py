@@ -1,0 +1,70 @@
+"""What a joining node says of its machine, of the run and of the way there, in a few lines of its log.
+
+Nobody waits for it: what makes joining useless is refused where it always is, with its exit code; what is asked of
+the coordinator is asked while the trainer starts.
+"""
+
+import logging
+from pathlib import Path
+
+from atoll.comm.addresses import is_loopback
+from atoll.comm.errors import Refused, Unreachable
+from atoll.comm.invite import Invite, split_host_port
+from atoll.node.checks.check import Check
+from atoll.node.checks.machine import machine_checks
+from atoll.node.checks.needs import doings, size_checks
+from atoll.node.checks.reach import clock_check, rate_checks, reach_check
+from atoll.node.config import NodeConfig
+from atoll.node.control.checkup import CheckupClient
+from atoll.node.daemon.session import CoordinatorSession
+
+log = logging.getLogger("atoll.node")
+SAID = ("python", "cores", "memory", "gpu", "disk")  # of the machine, when all is well
+
+
+def log_machine(config: NodeConfig, state_dir: Path) -> None:
+    """Say what this machine is, and what is wrong with it."""
+    checks = list(machine_checks(config, state_dir))
+    log.info("this machine: %s", "; ".join(f"{c.name} {c.found}" for c in checks if c.ok and c.name in SAID))
+    for check in checks:
+        if not check.ok:
+            log.warning(str(check))
+
+
+def log_run(member: CoordinatorSession, config: NodeConfig, invite: Invite) -> None:
+    """Say what the run takes of this machine, and what its node will read, write and talk to."""
+    state_dir = member.options.state_dir
+    for check in size_checks(member.run, config, state_dir):
+        _tell(check)
+    for check in doings(member.run, config, state_dir, invite):
+        _tell(check)
+
+
+async def look_around(member: CoordinatorSession, invite: Invite) -> None:
+    """Ask the coordinator about the way to it; where that is on this machine itself there is none."""
+    if not is_loopback(split_host_port(invite.address, "the join URL's address")[0]):
+        await ask_around(member, invite)
+
+
+async def ask_around(member: CoordinatorSession, invite: Invite) -> None:
+    """Say whether the coordinator can dial this node, whose clock is wrong, how fast the link is, and how long an
+    exchange will take."""
+    try:
+        async with CheckupClient.opened(invite, member.control.session, member.options.role) as client:
+            if not member.options.leaf:
+                _tell(await reach_check(client, member.address, member.plane.pin))
+            sight = await client.look()
+            clock = clock_check(sight)
+            if clock.remedy:
+                _tell(clock)
+            async for check in rate_checks(client, sight.run, sight.members, member.config):
+                _tell(check)
+    except (Refused, Unreachable) as error:
+        log.info("the way to the coordinator is not known: %s", error)
+
+
+def _tell(check: Check) -> None:
+    if check.ok:
+        log.info(str(check))
+    else:
+        log.warning(str(check))
