@@ -31,7 +31,8 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
-from atoll.node.daemon.outer_loop import OuterLoop, how_far, of_the_run, on_disk
+from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
+from atoll.node.daemon.run_status import of_the_run
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
