@@ -496,7 +496,7 @@ class Daemon:
             "threads": threads,
             "threads_reason": why,
             **on_disk(outer_loop),
-            **of_the_run(view, len(self._member.control.roster.members), outer_loop),
+            **of_the_run(view, self._member, outer_loop),
         }
 
     def leave(self) -> None:
