@@ -48,16 +48,16 @@ def _entries(before: Sample | None, now: Sample) -> Iterator[tuple[str, str, int
     yield "node", ", ".join(about), 1
     if away:
         yield "coordinator", f"has not answered for {away:,.0f} s; what it told before that:", 1
-    reason = said.get("reason", "")
-    yield "state", str(said.get("state") or said.get("phase", "")) + (f": {reason}" if reason else ""), 2
+    state = _together(said.get("state") or said.get("phase", ""), said.get("reason", ""))
+    yield "state", state, 2
     if words := _flat(said.get("paused")):
         yield "paused", words, 1
     yield "step", _step(said), 1
     yield "loss", _loss(said), 1
     yield "speed", _speed(said), 1
     yield "memory", _memory(said), 1
-    run = ": ".join(filter(None, (said.get("run_phase", ""), said.get("run_reason", ""))))
-    yield "round", run if run != reason else str(said.get("run_phase", "")), 2
+    run = _together(said.get("run_phase", ""), said.get("run_reason", ""))
+    yield "round", run if run != state else "", 2
     yield "members", _members(said), 1
     if recovery := said.get("recovery"):
         done, of = recovery.get("chunks", 0), recovery.get("of", 0)
@@ -108,6 +108,10 @@ def amount(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def _together(phase: str, reason: str) -> str:
+    return ": ".join(filter(None, (phase, reason)))
 
 
 def _step(said: dict[str, Any]) -> str:

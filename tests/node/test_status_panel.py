@@ -52,6 +52,8 @@ def test_what_a_daemon_does_not_know_is_left_out() -> None:
     assert shown(reducer)["state"] == "sync" and shown(reducer)["traffic"] == "sent 5 B; received 6 B"
     assert shown(SAID | {"coordinator_away_s": 34.4})["coordinator"].startswith("has not answered for 34 s")
     assert shown(SAID | {"paused": "its operator paused it"})["paused"] == "its operator paused it"
+    alike = SAID | {"reason": SAID["run_reason"]}
+    assert "round" not in shown(alike), "it is the state"
     assert "paused" not in shown(SAID | {"paused": None}) | shown(SAID | {"paused": ""})
 
 
