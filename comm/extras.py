@@ -20,6 +20,7 @@ EXTRA_OF = {
     "pyarrow": "parquet",
     "s3fs": "s3",
     "safetensors": "hf",
+    "textual": "top",
     "tokenizers": "text",
     "torch": "node",
     "torchtitan": "titan",

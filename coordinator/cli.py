@@ -298,8 +298,8 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
 def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> None:
     """Show how many tokens and rounds of a run are of which owner and node, of all who ever contributed.
 
-    HTTP_URL is as for `atoll status`. An owner is the name of an invite (`atoll invite --name`); a node is known by
-    its key, whatever it calls itself.
+    HTTP_URL is as for `atoll status`. An owner is the name of an invite (`atoll invite --name`); a node is known
+    by its key, whatever it calls itself.
     """
     limit = "" if all_ or as_json else f"?limit={MEMBERS_SHOWN}"
     said = fetch(f"{page_address(http_url, state_dir)}/api/contributions{limit}")

@@ -1,4 +1,4 @@
-"""The volunteer's commands, `atoll node join|status|leave` and those that install a node and remove it."""
+"""The volunteer's commands, `atoll node join|status|top|leave` and those that install a node and remove it."""
 
 import asyncio
 import json
@@ -282,13 +282,31 @@ def status(state_dir: Path, as_json: bool) -> None:
         say(f"{label:>18}  {value}")
 
 
+@node.command()
+@state_dir_option
+def top(state_dir: Path) -> None:
+    """Watch the daemon of this machine in a terminal: its progress, the run's, the exchange, what counted.
+
+    The view is made anew each second; q ends it, and not the daemon.
+    """
+    demand("atoll node top", "textual")
+    from atoll.node.daemon.control_socket import ask
+    from atoll.node.top import Top
+
+    folder = state_dir.expanduser()
+    Top(lambda: ask(folder, "status")).run()
+
+
 def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The labels and words of what a daemon says of itself. What it does not know is left out, but for the MFU of
     a trainer that takes steps."""
     for key, value in said.items():
         label = "state of round" if key == "round" else key.replace("_", " ")
         match key, value:
-            case (("recovery" | "phase" | "limits"), _):  # of interest to scripts
+            case (
+                ("recovery" | "phase" | "limits" | "exchange" | "steps_at_most" | "training_round"),
+                _,
+            ):  # of interest to scripts
                 continue
             case "mfu", None if said.get("tokens_per_s"):
                 yield label, "unknown"

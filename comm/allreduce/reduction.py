@@ -182,6 +182,11 @@ class Reduction:
         digests = [d for d in self._exchange.digests if d is not None]
         return len(digests) == self._chunks.count and root(digests) == root_
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many sealed chunks are here, and of how many."""
+        return sum(d is not None for d in self._exchange.digests), self._chunks.count
+
     def prove(self, ledger: Sequence[bytes]) -> None:
         """Hold the sealed chunks to the ledger's digests, one for each chunk: members were found to have
         others."""

@@ -1394,6 +1394,8 @@ class View(_message.Message):
     TIED_FIELD_NUMBER: _builtins.int
     PENALTY_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
+    CREDITED_TOKENS_FIELD_NUMBER: _builtins.int
+    CREDITED_ROUNDS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -1446,6 +1448,10 @@ class View(_message.Message):
     """who made state_committed made different ones: who did goes back to what its disk has of before"""
     penalty: _builtins.str
     """what this node may not do for now, until when and why; empty: nothing is held against it"""
+    credited_tokens: _builtins.int
+    """that the run committed of this node's key"""
+    credited_rounds: _builtins.int
+    """in which it did"""
     @_builtins.property
     def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """for a node that lacks state_committed: some that have it"""
@@ -1517,10 +1523,12 @@ class View(_message.Message):
         tied: _builtins.bool = ...,
         penalty: _builtins.str = ...,
         replay: Global___Replay | None = ...,
+        credited_tokens: _builtins.int = ...,
+        credited_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "plan", b"plan", "replay", b"replay", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

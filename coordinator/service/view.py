@@ -69,6 +69,7 @@ class NodeView(NamedTuple):
     replay: Replay | None = None
     replay_plan: bytes = b""  # a frame; empty: it is not needed
     penalty: str = ""
+    credit: tuple[int, int] = (0, 0)  # tokens and rounds
 
 
 def common_view(
@@ -210,7 +211,14 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         if task is not None and _asks(state, task)
         else b"",
         penalty=penalty(state, node),
+        credit=_credit(state, node),
     )
+
+
+def _credit(state: State, node: NodeId) -> tuple[int, int]:
+    """Tokens and rounds of the node's account."""
+    account = state.credit.nodes.get(identity(state, node)) if state.credit.nodes else None
+    return (account.tokens, account.rounds) if account is not None else (0, 0)
 
 
 def leaves_of(state: State, inputs: bytes) -> list[NodeId]:
@@ -256,6 +264,8 @@ def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionLis
         lacking=mine.counted[1],
         ledger=mine.ledger,
         penalty=mine.penalty,
+        credited_tokens=mine.credit[0],
+        credited_rounds=mine.credit[1],
     )
     for node, address, pin, name in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin, name=name)

@@ -34,6 +34,7 @@ from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
 from atoll.node.daemon.join_checks import log_run, look_around
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
+from atoll.node.daemon.run_status import of_the_run
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
@@ -501,6 +502,7 @@ class Daemon:
             "threads": threads,
             "threads_reason": why,
             **on_disk(outer_loop),
+            **of_the_run(view, self._member, outer_loop),
         }
 
     def leave(self) -> None:

@@ -206,11 +206,11 @@ def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_p
 
             total = f"{2 * each:,} tokens in 1 round"
             assert contribution_summary(said) == f"run reef: {total}, of 1 owner with 2 nodes"
-            console = Console(width=80, file=io.StringIO())
+            console = Console(width=80, file=(written := io.StringIO()))
             for table in (owners_table(said), nodes_table(said)):
                 console.print(table)
-            written = console.file.getvalue()
-            assert "the institute" in written and "50.0 %" in written and f"ada ({ada.node})" in written
+            text = written.getvalue()
+            assert "the institute" in text and "50.0 %" in text and f"ada ({ada.node})" in text
 
     asyncio.run(story())
 
@@ -219,8 +219,8 @@ def test_names_of_accounts_are_text_in_a_terminal_too() -> None:
     book = credit.enter(CreditBook(), 1, [Work("key", NodeId("n1"), "[red]ada\x1b[2J", "[bold]o\x07", 5)], 0)
     said = contributions(State(RunConfig(), tokens=12, committed=1, credit=book), "reef")
     assert said["uncredited"] == 7 and "7 of them before" in contribution_summary(said)
-    console = Console(width=80, file=io.StringIO())
+    console = Console(width=80, file=(written := io.StringIO()))
     for table in (owners_table(said), nodes_table(said)):
         console.print(table)
-    written = console.file.getvalue()
-    assert "[red]ada" in written and "[bold]o" in written and not {"\x1b", "\x07"} & set(written)
+    text = written.getvalue()
+    assert "[red]ada" in text and "[bold]o" in text and not {"\x1b", "\x07"} & set(text)

@@ -170,6 +170,8 @@ def plain_view(
     view.initialise = node in state.beginning.asked or remakes
     asked, made = list(state.beginning.asked), state.beginning.made
     view.penalty = conduct.penalty(state, node)
+    if (account := state.credit.nodes.get(conduct.identity(state, node))) is not None:
+        view.credited_tokens, view.credited_rounds = account.tokens, account.rounds
     view.witness = node in asked and (asked[0] != node or any(d for n, d in made.items() if n != node))
     view.ready, view.reached = node in r.ledger.contributions, node in r.reached
     view.closing = node in r.participants and r.phase in (Phase.COLLECTING, Phase.REDUCING)
