@@ -63,9 +63,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.participant": {"comm", "comm.config", "node", "node.checkpoint", "node.data", "node.outer", "outer_opt"},
     "node.trainer": {"comm", "comm.config", "node", "node.data", "node.participant", "outer_opt"},
     "node.engines": {"comm", "comm.config", "node", "node.participant", "node.trainer"},
+    "node.gateway": {"comm", "comm.transport"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
-        *("node", "node.checkpoint", "node.control", "node.data", "node.outer", "node.recovery"),
+        *("node", "node.checkpoint", "node.control", "node.data", "node.gateway", "node.outer", "node.recovery"),
         "node.state_machine",
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
@@ -86,7 +87,8 @@ DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
-    "digest errors evidence extras faults files folders fragment_schedule ids invite leases log plan rate_limits "
+    "digest errors evidence extras faults files folders fragment_schedule gateway_note ids invite leases log "
+    "peer_names plan rate_limits "
     "receipts replace signatures strangers strikes terminal workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
@@ -104,6 +106,7 @@ DOORS: dict[str, str] = {
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports tls_channel",
+    "node.gateway": "client",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",

@@ -57,6 +57,11 @@ def record_key(run: str, pin: Pin) -> bytes:
     return hashlib.sha256(b"\0".join((_PURPOSE, pin.encode(), run.encode()))).digest()
 
 
+def record_place(key: bytes) -> bytes:
+    """The place of a key in the DHT, 20 bytes: its nodes next to which the record is kept."""
+    return hashlib.sha1(key, usedforsecurity=False).digest()
+
+
 def write_record(record: CoordinatorRecord, certificate: bytes, key: PrivateKey) -> bytes:
     """The record's bytes, signed by the key of the certificate (DER). Raises `ConfigError` where they are too
     many."""
@@ -111,14 +116,15 @@ def next_record(last: CoordinatorRecord | None, now: CoordinatorRecord) -> Coord
     return msgspec.structs.replace(now, sequence=max(now.sequence, later))
 
 
-def may_store(data: bytes, key: bytes, expires: float, now: float) -> bool:
-    """Whether a gateway keeps these bytes for others under a key: a run's own record, for as long as it says."""
+def may_store(data: bytes, place: bytes, expires: float, now: float) -> bool:
+    """Whether a gateway keeps these bytes for others at a place: a run's own record, for as long as it says."""
     try:
         pin, record = open_record(data)
     except BadRecord:
         return False
     lasts = record.expires - now
-    return record_key(record.run, pin) == key and expires == record.expires and lasts <= LIFE_SECONDS + CLOCK_SECONDS
+    at_home = record_place(record_key(record.run, pin)) == place
+    return at_home and expires == record.expires and lasts <= LIFE_SECONDS + CLOCK_SECONDS
 
 
 def _check(record: CoordinatorRecord) -> None:

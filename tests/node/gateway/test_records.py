@@ -22,6 +22,7 @@ from atoll.node.gateway.records import (
     open_record,
     read_record,
     record_key,
+    record_place,
     write_record,
 )
 
@@ -130,10 +131,10 @@ def test_a_gateway_keeps_for_others_what_is_a_runs_own_and_no_longer_than_it_say
     two: tuple[Signer, Signer],
 ) -> None:
     coordinator, forger = two
-    data, key = coordinator.write(RECORD), record_key("reef", coordinator.pin)
+    data, key = coordinator.write(RECORD), record_place(record_key("reef", coordinator.pin))
     assert may_store(data, key, RECORD.expires, NOW)
     assert not may_store(forger.write(RECORD), key, RECORD.expires, NOW)
-    assert not may_store(data, record_key("reef", forger.pin), RECORD.expires, NOW)
+    assert not may_store(data, record_place(record_key("reef", forger.pin)), RECORD.expires, NOW)
     assert not may_store(data, key, RECORD.expires + 1, NOW)  # an old one may not hide the next
     assert not may_store(data, key, RECORD.expires, NOW - 2 * LIFE_SECONDS)
     assert not may_store(b"", key, RECORD.expires, NOW)

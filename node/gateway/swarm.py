@@ -1,0 +1,189 @@
+"""The gateway's place among libp2p's peers: streams to them and from them, and the DHT that they keep together.
+
+hivemind starts a process of libp2p for us (p2pd) and speaks Kademlia over it; of hivemind nothing else is used. Its
+relays are off, those that p2pd would offer to everybody and those that it would look for: a gateway relays itself
+(`relaying`), with limits of its own, at once, and between private addresses, too.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from atoll.comm.errors import ResourceError, Unreachable
+from atoll.comm.peer_names import host_of_peer
+from atoll.node.gateway.records import MAX_RECORD_BYTES, may_store, record_place
+from atoll.node.gateway.splice import Stream
+
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # read when it is imported
+from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.protocol import DHTProtocol  # noqa: E402
+from hivemind.dht.validation import RecordValidatorBase  # noqa: E402
+from hivemind.p2p import P2P, PeerID  # noqa: E402
+from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
+
+log = logging.getLogger("atoll.gateway")
+PROTOCOL = "/atoll/gateway/1"
+START_SECONDS = 60.0  # that p2pd has to come up: 1 is usual, 15 is hivemind's, too few on a busy machine
+ANSWER_SECONDS = 10.0  # that a peer of the DHT has to answer
+MAX_RECORDS = 4096  # of all runs, that are kept for others
+Handler = Callable[[bytes, Stream], Awaitable[None]]
+FAILURES = (OSError, EOFError, RuntimeError, ValueError)  # of a call to p2pd; hivemind's own are RuntimeErrors
+
+
+class OwnRecordsOnly(RecordValidatorBase):  # type: ignore[misc]
+    """Lets nothing into the DHT, nor out of it, but records of coordinators at their own places."""
+
+    def validate(self, record: Any) -> bool:
+        """Whether the record is one that its run's coordinator signed."""
+        packed = record.value
+        if record.subkey != DHTProtocol.IS_REGULAR_VALUE or len(packed) > MAX_RECORD_BYTES + 8:
+            return False
+        try:
+            data = MSGPackSerializer.loads(packed)
+        except Exception:  # whatever that library raises for bytes that it cannot read
+            return False
+        return isinstance(data, bytes) and may_store(data, record.key, record.expiration_time, get_dht_time())
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmOptions:
+    """Where a gateway is, among others."""
+
+    identity: Path  # file of its key, made if there is none
+    listen: Sequence[str] = ()  # multiaddrs without a peer; empty: nobody can dial it
+    announce: Sequence[str] = ()  # as others dial it; empty: as it listens
+    peers: Sequence[str] = ()  # multiaddrs of gateways that it knows
+
+
+class _Daemon(P2P):  # type: ignore[misc]
+    """p2pd with the one option that `P2P.create` does not have."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        made: list[str] = P2P._make_process_args(*args, relayService=False, **kwargs)
+        return made
+
+
+class Swarm:
+    """This gateway among its peers, from `opened` on."""
+
+    def __init__(self, daemon: Any, dht: Any, multiaddrs: Sequence[str]) -> None:
+        self._daemon, self._dht = daemon, dht
+        self.peer: bytes = daemon.peer_id.to_bytes()
+        self.multiaddrs = tuple(multiaddrs)  # as others dial it
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, options: SwarmOptions) -> AsyncIterator[Self]:
+        """Be there while the context lasts. Raises `ResourceError` where p2pd does not start, `Unreachable` where no
+        peer answers."""
+        daemon = await _start(options)
+        try:
+            dht = await _join(daemon, options)
+            try:
+                shown = await daemon.get_visible_maddrs(latest=True) if options.listen else ()
+                yield cls(daemon, dht, [str(multiaddr) for multiaddr in shown])
+            finally:
+                await dht.shutdown()
+        finally:
+            await daemon.shutdown()
+
+    @property
+    def host(self) -> str:
+        """This gateway's name as a host."""
+        return host_of_peer(self.peer)
+
+    async def serve(self, handler: Handler) -> None:
+        """Call `handler` for each stream from now on, with the peer that opened it."""
+
+        async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await handler(info.peer_id.to_bytes(), Stream(reader, writer))
+
+        await self._daemon.add_binary_stream_handler(PROTOCOL, accept)
+
+    async def open(self, peer: bytes) -> Stream:
+        """A stream to a peer, over the connection that there is to it, or a new one. Raises `Unreachable`."""
+        try:
+            _, reader, writer = await self._daemon.call_binary_stream_handler(PeerID(peer), PROTOCOL)
+        except FAILURES as error:
+            raise Unreachable(_line(error)) from None
+        return Stream(reader, writer)
+
+    async def publish(self, key: bytes, data: bytes, expires: int) -> bool:
+        """Have a record kept by those next to its key; whether any of them took it."""
+        try:
+            return bool(await self._dht.store(key, data, float(expires)))
+        except FAILURES as error:
+            log.warning(f"the record could not be published: {_line(error)}")
+            return False
+
+    async def find(self, key: bytes) -> bytes | None:
+        """The record under a key that lasts the longest; None: nobody has one."""
+        try:
+            found = await self._dht.get(key, latest=True)
+        except FAILURES as error:
+            log.warning(f"the record could not be looked for: {_line(error)}")
+            return None
+        return found.value if found is not None and isinstance(found.value, bytes) else None
+
+    def kept(self, key: bytes) -> bool:
+        """Whether this gateway itself keeps a record under a key."""
+        place = type(self._dht.node_id)(int.from_bytes(record_place(key), "big"))
+        return self._dht.protocol.storage.get(place) is not None
+
+
+async def _start(options: SwarmOptions) -> Any:
+    try:
+        return await _Daemon.create(
+            initial_peers=options.peers or None,
+            host_maddrs=options.listen,
+            no_listen=not options.listen,
+            announce_maddrs=options.announce or None,
+            dht_mode="server" if options.listen else "client",
+            force_reachability="public" if options.listen else "private",
+            identity_path=str(options.identity),
+            check_if_identity_free=False,  # it would start another p2pd for that
+            nat_port_map=False,
+            auto_nat=False,
+            use_relay=False,
+            startup_timeout=START_SECONDS,
+        )
+    except FAILURES as error:
+        raise ResourceError(f"libp2p does not start ({_line(error)}): is --listen free and one of ours?") from None
+
+
+async def _join(daemon: Any, options: SwarmOptions) -> Any:
+    """Kademlia over the daemon. A peer whose clock is 3 s off this machine's counts as none that answers."""
+    try:
+        dht = await DHTNode.create(
+            p2p=daemon,
+            initial_peers=options.peers or None,
+            client_mode=not options.listen,
+            record_validator=OwnRecordsOnly(),
+            wait_timeout=ANSWER_SECONDS,
+            cache_locally=False,  # a coordinator that moved is to be found at once
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_size=1,
+            ensure_bootstrap_success=bool(options.peers),
+            strict=False,
+        )
+    except FAILURES as error:
+        raise Unreachable(
+            f"no gateway answers at {', '.join(options.peers)} ({_line(error)}): is one running there, is this "
+            f"machine's clock right? Here it is {time.strftime('%H:%M:%S', time.gmtime())} UTC; 3 s are allowed"
+        ) from None
+    dht.protocol.storage.maxsize = MAX_RECORDS
+    return dht
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
