@@ -117,7 +117,11 @@ class GatewayProcess:
         command += ["--peer", self._invite.rendezvous, "--wire", str(theirs.fileno())]
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+                sys.executable,
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is for the daemon, whose good-bye goes by the gateway
             )
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         resuming = asyncio.create_task(self._resume())

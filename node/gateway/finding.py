@@ -35,6 +35,7 @@ from atoll.node.gateway.stream_header import Service
 
 log = logging.getLogger("atoll.gateway")
 PUBLISH_SECONDS = 60.0  # between two records, where nothing has changed
+PUBLISH_AGAIN_SECONDS = 10.0  # after one that was refused somewhere: whoever keeps an older one for longer may lie
 LOOK_SECONDS = 1.0  # between two looks at the coordinator's note
 FRESH_SECONDS = 2.0  # for which a record is not looked for again
 PROBE_SECONDS = 5.0  # for a coordinator that can be dialled to show its certificate
@@ -45,7 +46,7 @@ class RecordStore(Protocol):
     """The DHT, as it is used here (`Swarm`)."""
 
     async def publish(self, key: bytes, data: bytes, expires: int) -> bool:
-        """Have a record kept; whether anybody took it."""
+        """Have a record kept; False: it was refused somewhere."""
 
     async def find(self, key: bytes) -> bytes | None:
         """The record under a key; None: nobody has one."""
@@ -135,16 +136,17 @@ class Publisher:
     async def run(self, serve: Callable[[str], None]) -> None:
         """Publish until cancelled; call `serve` with the coordinator's local address when that changes. Raises
         `ConfigError`."""
-        published, at = None, 0.0
+        published, due = None, 0.0  # seconds, when it is due again
         while True:
             note = await asyncio.to_thread(read_note, self._state_dir)
-            if note is not None and (note != published or time.monotonic() - at > PUBLISH_SECONDS):
+            if note is not None and (note != published or time.monotonic() >= due):
                 if note != published:
                     serve(note.local)
-                if await self._publish(note):
-                    if note != published:
-                        log.info(f"published: the coordinator of run {note.run} is at {note.address}")
-                    published, at = note, time.monotonic()
+                taken = await self._publish(note)
+                if note != published:
+                    log.info(f"published: the coordinator of run {note.run} is at {note.address}")
+                published = note
+                due = time.monotonic() + (PUBLISH_SECONDS if taken else PUBLISH_AGAIN_SECONDS)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _publish(self, note: GatewayNote) -> bool:

@@ -24,7 +24,7 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # read when it is imported
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.protocol import DHTProtocol  # noqa: E402
 from hivemind.dht.validation import RecordValidatorBase  # noqa: E402
-from hivemind.p2p import P2P, PeerID  # noqa: E402
+from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
 from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
 
 log = logging.getLogger("atoll.gateway")
@@ -33,7 +33,7 @@ START_SECONDS = 60.0  # that p2pd has to come up: 1 is usual, 15 is hivemind's, 
 ANSWER_SECONDS = 10.0  # that a peer of the DHT has to answer
 MAX_RECORDS = 4096  # of all runs, that are kept for others
 Handler = Callable[[bytes, Stream], Awaitable[None]]
-FAILURES = (OSError, EOFError, RuntimeError, ValueError)  # of a call to p2pd; hivemind's own are RuntimeErrors
+FAILURES = (P2PDaemonError, P2PHandlerError, OSError, EOFError, RuntimeError, ValueError)  # of a call to p2pd
 
 
 class OwnRecordsOnly(RecordValidatorBase):  # type: ignore[misc]
@@ -116,7 +116,7 @@ class Swarm:
         return Stream(reader, writer)
 
     async def publish(self, key: bytes, data: bytes, expires: int) -> bool:
-        """Have a record kept by those next to its key; whether any of them took it."""
+        """Have a record kept by those next to its key; whether the last of them that was asked took it."""
         try:
             return bool(await self._dht.store(key, data, float(expires)))
         except FAILURES as error:

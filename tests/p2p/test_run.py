@@ -1,0 +1,52 @@
+"""A run whose nodes know no address but a gateway's."""
+
+import signal
+
+import pytest
+from e2e.harness import Run, until
+from p2p.gateways import LISTEN, multiaddr, start
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def test_nodes_find_a_coordinator_through_a_gateway_and_again_when_it_has_moved(run: Run) -> None:
+    start(run, "g", "--listen", LISTEN, "--relay")
+    place = multiaddr(run, "g")
+    run.start("security.tls=on")
+    start(run, "cg", "--peer", place, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, "--dht", place)
+    assert f"@dht{place}/" in url
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("three rounds of both", lambda: run.committed() >= 3 and run.contributors() == 2, 180)
+    assert run.member("a")["node_id"] != run.member("b")["node_id"]
+    before = {name: run.member(name)["node_id"] for name in ("a", "b")}
+
+    run.coordinator.send_signal(signal.SIGKILL)
+    run.coordinator.wait()
+    committed = max(record["round"] for record in [{"round": 3}])
+    run._ports = ("--listen", "127.0.0.1:0", "--http", run.page.removeprefix("http://"))
+    run.restart()
+    until("the page", lambda: run.run())
+    until("rounds after it moved", lambda: run.committed() > committed + 3 and run.contributors() == 2, 180)
+    assert {name: run.member(name)["node_id"] for name in ("a", "b")} == before
+    run.whole(3)
+
+
+def test_a_relay_that_was_away_is_used_again(run: Run) -> None:
+    start_relay = ("--listen", LISTEN, "--relay")
+    relay = start(run, "g", *start_relay)
+    place = multiaddr(run, "g")
+    run.start("security.tls=on")
+    start(run, "cg", "--peer", place, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, "--dht", place)
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("a round of both", lambda: run.committed() >= 1 and run.contributors() == 2, 180)
+    relay.terminate()
+    relay.wait()
+    listen = place.rpartition("/p2p/")[0]
+    committed = run.committed()
+    start(run, "g", "--listen", listen, "--relay")
+    until("rounds of both", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+    run.whole(committed)
