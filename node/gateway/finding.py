@@ -185,7 +185,7 @@ def published_certificate(state_dir: Path) -> Certificate:
     if not (state_dir / FILE).exists():
         raise ResourceError(
             f"the coordinator in {state_dir} shows no certificate, by which its record is known: start it with "
-            "security.tls=on, and before its gateway"
+            "security.tls=on"
         )
     return load_or_make(state_dir)
 

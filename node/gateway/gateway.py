@@ -14,9 +14,10 @@ import msgspec
 
 from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
+from atoll.comm.gateway_note import read_note
 from atoll.comm.ids import Pin, is_pin
 from atoll.comm.peer_names import peer_of_host, peer_of_multiaddr
-from atoll.node.gateway.finding import CoordinatorFinder, Publisher, published_certificate
+from atoll.node.gateway.finding import LOOK_SECONDS, CoordinatorFinder, Publisher, published_certificate
 from atoll.node.gateway.local_ports import LocalPorts
 from atoll.node.gateway.relaying import Relaying
 from atoll.node.gateway.stream_header import RelayLimits, Service
@@ -89,7 +90,9 @@ class Gateway:
             write_all(file, [memoryview(said)], 0)
 
     async def _publish(self, state_dir: Path) -> None:
-        """Let nodes find and reach the coordinator in this directory."""
+        """Let nodes find and reach the coordinator in this directory, from its first start on."""
+        while await asyncio.to_thread(read_note, state_dir) is None:
+            await asyncio.sleep(LOOK_SECONDS)
         certificate = published_certificate(state_dir)
         file = self._options.state_dir / "published"
         publisher = Publisher(state_dir, certificate, self._swarm.host, file, self._swarm)
