@@ -2,7 +2,7 @@
 
 PIN says which certificate the coordinator shows. A run that is not encrypted has none: `atoll://TOKEN@HOST:PORT/RUN`.
 `atoll://TOKEN:PIN@dht/MULTIADDR/RUN` names a gateway in the coordinator's place, which finds it wherever it moves:
-MULTIADDR is such as `ip4/203.0.113.7/tcp/4701/p2p/PEER`.
+MULTIADDR is such as `ip4/203.0.113.7/tcp/4701/p2p/PEER`; there may be several, with commas between them.
 """
 
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ DHT = "dht"  # in the place of the coordinator's host: it is to be found through
 class Invite:
     """The parts of a join URL; `str` writes it."""
 
-    address: str  # of the coordinator, host:port; or of a gateway that finds it, dht/MULTIADDR
+    address: str  # of the coordinator, host:port; or of gateways that find it, dht/MULTIADDR,/MULTIADDR
     run: str
     token: str
     pin: Pin = NO_PIN  # of the coordinator's certificate; empty: the run is not encrypted
 
     @property
-    def rendezvous(self) -> str:
-        """The multiaddr of the gateway that finds the coordinator; empty: the URL has the coordinator's address."""
-        return self.address.removeprefix(DHT) if self.address.startswith(f"{DHT}/") else ""
+    def rendezvous(self) -> tuple[str, ...]:
+        """The multiaddrs of gateways that find the coordinator; none: the URL has the coordinator's address."""
+        return tuple(self.address.removeprefix(DHT).split(",")) if self.address.startswith(f"{DHT}/") else ()
 
     @property
     def whose(self) -> str:
@@ -70,7 +70,8 @@ def parse(url: str) -> Invite:
 
 def _check_rendezvous(url: str, invite: Invite, shape: str) -> None:
     try:
-        peer_of_multiaddr(invite.rendezvous)
+        for multiaddr in invite.rendezvous:
+            peer_of_multiaddr(multiaddr)
     except ValueError as error:
         raise ConfigError(f"{url!r} is not a join URL ({error}): {shape}") from None
     if not invite.pin:

@@ -15,7 +15,9 @@ _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"  # of b
 _DIGITS = {letter: value for value, letter in enumerate(_ALPHABET)}
 # SHA-256 of a key, or an Ed25519 key itself: the two kinds that libp2p has.
 _PREFIXES = {bytes([0x12, 0x20]): 34, bytes([0x00, 0x24]): 38}
-_MULTIADDR = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:-]+/tcp/[0-9]{1,5}/p2p/([1-9A-HJ-NP-Za-km-z]{40,60})")
+_MULTIADDR = re.compile(
+    r"/(?:ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:-]+/tcp/[0-9]{1,5}/p2p/([1-9A-HJ-NP-Za-km-z]{40,60})"
+)
 
 
 def is_peer(peer: bytes) -> bool:

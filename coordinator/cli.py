@@ -171,7 +171,9 @@ def short(value: float) -> str:
     multiple=True,
     help="trainer, reducer, or verifier, which is trusted; may be given again. Trainer and reducer if not given.",
 )
-@click.option("--dht", default="", metavar="MULTIADDR", help="Of a gateway that finds the coordinator wherever it is.")
+@click.option(
+    "--dht", multiple=True, metavar="MULTIADDR", help="Of a gateway that finds the coordinator wherever it is."
+)
 @click.option("--list", "list_", is_flag=True, help="Show all invites instead, and what is left of each.")
 @click.option("--revoke", default="", metavar="NAME", help="End the invites of this name or number.")
 @click.option("--json", "as_json", is_flag=True)
@@ -181,7 +183,7 @@ def invite(
     expires: str,
     name: str,
     roles: tuple[str, ...],
-    dht: str,
+    dht: tuple[str, ...],
     list_: bool,
     revoke: str,
     as_json: bool,
@@ -198,9 +200,9 @@ def invite(
         found = revoke_invites(state_dir.expanduser(), revoke) if revoke else invites(state_dir.expanduser())
         _echo_invites(found, as_json)
         return
-    if dht:
+    for multiaddr in dht:
         try:
-            peer_of_multiaddr(dht)
+            peer_of_multiaddr(multiaddr)
         except ValueError as error:
             raise ConfigError(f"--dht: {error}") from None
     url = invite_url(state_dir.expanduser(), name, uses, until, roles, dht)

@@ -241,10 +241,10 @@ def page_url(state_dir: Path) -> str:
 
 
 def invite_url(
-    state_dir: Path, name: str, uses: int, expires: float, roles: Sequence[str] = (), dht: str = ""
+    state_dir: Path, name: str, uses: int, expires: float, roles: Sequence[str] = (), dht: Sequence[str] = ()
 ) -> Invite:
     """A join URL with a fresh token of the run in `state_dir`, for `uses` nodes of these roles (none: of all); the
-    coordinator may be running. `dht`: the multiaddr of a gateway, which the URL is to name in the coordinator's
+    coordinator may be running. `dht`: the multiaddrs of gateways, which the URL is to name in the coordinator's
     place. Raises `ConfigError` for a role that there is not, or where the run has no certificate to be found by."""
     with opened_journal(state_dir) as journal:
         address, run = journal.meta("address"), journal.meta("run")
@@ -253,7 +253,7 @@ def invite_url(
         pin = Pin(journal.meta("pin") or NO_PIN)
         if dht and not pin:
             raise ConfigError("the run is not encrypted, and a gateway finds it by its pin: set security.tls=on")
-        address = f"{DHT}{dht}" if dht else address
+        address = f"{DHT}{','.join(dht)}" if dht else address
         return Invite(address, run, journal.issue_token(name, uses, expires, checked_roles(roles)), pin)
 
 

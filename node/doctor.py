@@ -76,8 +76,14 @@ def doctor(url: str | None, overrides: tuple[str, ...], state_dir: Path, as_json
     checks = list(machine_checks(config, state_dir))
     if invite is not None and invite.rendezvous:
         found = "is found through a gateway when the node joins: it was not asked"
-        checks.append(Check("coordinator", not lacking("a join URL that names a gateway", "hivemind"), found,
-            lacking("a join URL that names a gateway", "hivemind")))
+        checks.append(
+            Check(
+                "coordinator",
+                not lacking("a join URL that names a gateway", "hivemind"),
+                found,
+                lacking("a join URL that names a gateway", "hivemind"),
+            )
+        )
     elif invite is not None:
         checks += asyncio.run(coordinator_checks(invite))
     if as_json:

@@ -31,7 +31,9 @@ MEGABIT = 125e3  # bytes
     help="Where others dial it, such as /ip4/0.0.0.0/tcp/4701; not given: nobody can.",
 )
 @click.option("--announce", multiple=True, metavar="MULTIADDR", help="As others dial it, if it is not --listen.")
-@click.option("--peer", "peers", multiple=True, metavar="MULTIADDR", help="A gateway to begin with, with its /p2p/.")
+@click.option(
+    "--peer", "peers", multiple=True, metavar="MULTIADDR", help="A gateway to begin with, with its /p2p/."
+)
 @click.option(
     "--coordinator",
     type=click.Path(path_type=Path),

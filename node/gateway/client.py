@@ -21,7 +21,9 @@ from atoll.node.gateway.wire import MAX_LINE_BYTES, Question, ReachCoordinator, 
 
 log = logging.getLogger("atoll.node")
 FOLDER = "gateway"  # in the node's state directory
-START_AGAIN_SECONDS = 1.0  # between the end of the process and the next one
+START_AGAIN_SECONDS = 1.0  # between the end of the process and the next one; twice as long after each that failed
+LONGEST_PAUSE_SECONDS = 30.0
+LIVED_SECONDS = 60.0  # after which a process has not failed
 END_SECONDS = 10.0  # that it has to end
 REACH_SECONDS = 5.0  # for a port to a peer: the gateway is asked, not the peer
 
@@ -61,8 +63,8 @@ class GatewayProcess:
                 await self._ask_coordinator()
         except TimeoutError:
             raise Unreachable(
-                f"no coordinator of run {self._invite.run} was found through {self._invite.rendezvous} for "
-                f"{patience:g} s: is that gateway running, and one beside the coordinator?"
+                f"no coordinator of run {self._invite.run} was found through {', '.join(self._invite.rendezvous)} for "
+                f"{patience:g} s: is a gateway running there, and one beside the coordinator?"
             ) from None
         return Invite(self._coordinator, self._invite.run, self._invite.token, self._invite.pin)
 
@@ -106,15 +108,21 @@ class GatewayProcess:
 
     async def _keep_alive(self) -> None:
         """Start the process, and again when it ends; then it gets the port that it had, and serves what it did."""
+        clock, pause = asyncio.get_running_loop().time, START_AGAIN_SECONDS
         while True:
+            began = clock()
             code = await self._live()
-            log.warning(f"the gateway's process ended ({code}): it is started again")
-            await asyncio.sleep(START_AGAIN_SECONDS)
+            pause = START_AGAIN_SECONDS if clock() - began > LIVED_SECONDS else pause
+            log.warning(f"the gateway's process ended ({code}): it is started again in {pause:g} s")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     async def _live(self) -> int:
         ours, theirs = socket.socketpair()
         command = ["-P", "-m", "atoll.comm.cli", "gateway", "--state-dir", str(self._state_dir)]
-        command += ["--peer", self._invite.rendezvous, "--wire", str(theirs.fileno())]
+        for multiaddr in self._invite.rendezvous:
+            command += ["--peer", multiaddr]
+        command += ["--wire", str(theirs.fileno())]
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -160,4 +168,3 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
             await process.wait()
     if process.returncode is None:
         process.kill()
-

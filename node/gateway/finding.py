@@ -152,9 +152,7 @@ class Publisher:
     async def _publish(self, note: GatewayNote) -> bool:
         file = RecordFile(self._file, note.run, self._certificate.pin)
         now = int(time.time())
-        fresh = CoordinatorRecord(
-            note.run, note.address, self._gateway, note.incarnation, now, now + LIFE_SECONDS
-        )
+        fresh = CoordinatorRecord(note.run, note.address, self._gateway, note.incarnation, now, now + LIFE_SECONDS)
         record = next_record(file.record, fresh)
         data = write_record(record, self._certificate.der, self._certificate.signing_key())
         file.take(data)

@@ -78,7 +78,11 @@ def open_record(data: bytes) -> SignedRecord:
     if len(data) > MAX_RECORD_BYTES or data[:4] != MAGIC:
         raise BadRecord("it is no record")
     at = _LENGTH.stop + int.from_bytes(data[_LENGTH], "big")
-    certificate, signature, body = data[_LENGTH.stop : at], data[at:][:SIGNATURE_BYTES], data[at:][SIGNATURE_BYTES:]
+    certificate, signature, body = (
+        data[_LENGTH.stop : at],
+        data[at:][:SIGNATURE_BYTES],
+        data[at:][SIGNATURE_BYTES:],
+    )
     if not verify(_public_key(certificate), signature, _PURPOSE, body):
         raise BadRecord("its signature is not by the key of its certificate")
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from atoll.comm.errors import ResourceError, Unreachable
-from atoll.comm.peer_names import host_of_peer
+from atoll.comm.peer_names import host_of_peer, peer_of_multiaddr
 from atoll.node.gateway.records import MAX_RECORD_BYTES, may_store, record_place
 from atoll.node.gateway.splice import Stream
 
@@ -73,8 +73,9 @@ class _Daemon(P2P):  # type: ignore[misc]
 class Swarm:
     """This gateway among its peers, from `opened` on."""
 
-    def __init__(self, daemon: Any, dht: Any, multiaddrs: Sequence[str]) -> None:
-        self._daemon, self._dht = daemon, dht
+    def __init__(self, daemon: Any, dht: Any, multiaddrs: Sequence[str], known: Sequence[bytes]) -> None:
+        """`known`: peers of the DHT to come back to when none is left."""
+        self._daemon, self._dht, self._known = daemon, dht, [PeerID(peer) for peer in known]
         self.peer: bytes = daemon.peer_id.to_bytes()
         self.multiaddrs = tuple(multiaddrs)  # as others dial it
 
@@ -88,7 +89,8 @@ class Swarm:
             dht = await _join(daemon, options)
             try:
                 shown = await daemon.get_visible_maddrs(latest=True) if options.listen else ()
-                yield cls(daemon, dht, [str(multiaddr) for multiaddr in shown])
+                known = [peer_of_multiaddr(peer) for peer in options.peers]
+                yield cls(daemon, dht, [str(multiaddr) for multiaddr in shown], known)
             finally:
                 await dht.shutdown()
         finally:
@@ -118,6 +120,7 @@ class Swarm:
     async def publish(self, key: bytes, data: bytes, expires: int) -> bool:
         """Have a record kept by those next to its key; whether the last of them that was asked took it."""
         try:
+            await self._come_back()
             return bool(await self._dht.store(key, data, float(expires)))
         except FAILURES as error:
             log.warning(f"the record could not be published: {_line(error)}")
@@ -126,11 +129,18 @@ class Swarm:
     async def find(self, key: bytes) -> bytes | None:
         """The record under a key that lasts the longest; None: nobody has one."""
         try:
+            await self._come_back()
             found = await self._dht.get(key, latest=True)
         except FAILURES as error:
             log.warning(f"the record could not be looked for: {_line(error)}")
             return None
         return found.value if found is not None and isinstance(found.value, bytes) else None
+
+    async def _come_back(self) -> None:
+        """Have the known peers in the routing table again: it forgets who was away for a moment."""
+        table = self._dht.protocol.routing_table
+        gone = [peer for peer in self._known if table.get(peer_id=peer) is None]
+        await asyncio.gather(*(self._dht.protocol.call_ping(peer, strict=False) for peer in gone))
 
     def kept(self, key: bytes) -> bool:
         """Whether this gateway itself keeps a record under a key."""
@@ -185,5 +195,3 @@ async def _join(daemon: Any, options: SwarmOptions) -> Any:
 
 def _line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-

@@ -45,13 +45,17 @@ PLACE = "/ip4/203.0.113.7/tcp/4701/p2p/12D3KooWEmQcoZWHUbkKswLwCvaZ7kp6mEZ7AQca1
 
 def test_a_url_may_name_a_gateway_that_finds_the_coordinator() -> None:
     invite = Invite(f"dht{PLACE}", "run with / and space", "a-token_0", pin_of(b"a certificate"))
-    assert parse(str(invite)) == invite and invite.rendezvous == PLACE
-    assert Invite("dht:1", "run", "t").rendezvous == ""  # a host of that name
+    assert parse(str(invite)) == invite and invite.rendezvous == (PLACE,)
+    several = replace(invite, address=f"dht{PLACE},{PLACE}")
+    assert parse(str(several)) == several and several.rendezvous == (PLACE, PLACE)
+    assert Invite("dht:1", "run", "t").rendezvous == ()  # a host of that name
     with pytest.raises(ConfigError, match="it has no pin"):
         parse(str(replace(invite, pin=NO_PIN)))
 
 
-@pytest.mark.parametrize("place", ["", "/", "/ip4/1.2.3.4", PLACE[:-1], PLACE.replace("tcp", "udp"), PLACE + "/x"])
+@pytest.mark.parametrize(
+    "place", ["", "/", "/ip4/1.2.3.4", PLACE[:-1], PLACE.replace("tcp", "udp"), PLACE + "/x", PLACE + ","]
+)
 def test_a_gateway_that_is_none_is_explained(place: str) -> None:
     with pytest.raises(ConfigError, match="is not a join URL"):
         parse(f"atoll://token:{pin_of(b'a certificate')}@dht{place}/run")

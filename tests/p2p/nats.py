@@ -1,7 +1,7 @@
 """Machines behind routers that translate addresses, as network namespaces. They take root, `ip` and `nft`.
 
-    home 1 -- router 1 --.                      the addresses between them are of the internet, for what is behind
-    home 2 -- router 2 --+-- bridge -- public   a router is not reached from there, and libp2p looks at addresses
+home 1 -- router 1 --.                      the addresses between them are of the internet, for what is behind
+home 2 -- router 2 --+-- bridge -- public   a router is not reached from there, and libp2p looks at addresses
 """
 
 import subprocess

@@ -18,7 +18,9 @@ from atoll.node.gateway.swarm import Swarm, SwarmOptions
 
 
 def record(peer: Peer, address: str, sequence: int) -> CoordinatorRecord:
-    return CoordinatorRecord("reef", address, peer.swarm.host, 1, sequence, int(time.time()) + LIFE_SECONDS - sequence)
+    return CoordinatorRecord(
+        "reef", address, peer.swarm.host, 1, sequence, int(time.time()) + LIFE_SECONDS - sequence
+    )
 
 
 def certificate(folder: Path, name: str) -> Certificate:
@@ -72,7 +74,10 @@ async def _lied(tmp_path: Path) -> None:
         forged = record(public, "198.51.100.66:4700", 1)
         # A peer of the same DHT, with no rules of its own: it stores what it likes, and answers with it.
         liar = await DHTNode.create(
-            initial_peers=[public.multiaddr], host_maddrs=["/ip4/127.0.0.1/tcp/0"], cache_nearest=0, startup_timeout=60
+            initial_peers=[public.multiaddr],
+            host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+            cache_nearest=0,
+            startup_timeout=60,
         )
         try:
             where = SwarmOptions(tmp_path / "node", peers=[str(m) for m in await liar.get_visible_maddrs()])
@@ -84,7 +89,9 @@ async def _lied(tmp_path: Path) -> None:
                 ]
                 for data, expires in lies:
                     await liar.store(key, data, float(expires))
-                    liar.protocol.storage.store(_place(liar, key), liar.protocol.serializer.dumps(data), float(expires))
+                    liar.protocol.storage.store(
+                        _place(liar, key), liar.protocol.serializer.dumps(data), float(expires)
+                    )
                     assert not public.swarm.kept(key)
                     assert await alone.find(key) is None
                 await publish(public, genuine, own)

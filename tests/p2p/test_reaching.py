@@ -60,7 +60,10 @@ async def _passed(tmp_path: Path, public: bool) -> None:
                 await asyncio.sleep(0.05)
         address = await ports.address("there", lambda: asking.relaying.reach(peer, Service.DATA))
         async with asyncio.timeout(60):
-            assert await asyncio.gather(echoed(address, NOISE), echoed(address, NOISE[::-1])) == [NOISE, NOISE[::-1]]
+            assert await asyncio.gather(echoed(address, NOISE), echoed(address, NOISE[::-1])) == [
+                NOISE,
+                NOISE[::-1],
+            ]
         assert asking.relaying.opened == {"direct": 2 * public, "relayed": 2 * (not public)}
         with pytest.raises(Unreachable, match="does not serve that|does not answer"):
             await asking.relaying.reach(peer, Service.COORDINATOR)

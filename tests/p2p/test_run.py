@@ -1,7 +1,5 @@
 """A run whose nodes know no address but a gateway's."""
 
-import signal
-
 import pytest
 from e2e.harness import Run, until
 from p2p.gateways import LISTEN, multiaddr, start
@@ -22,20 +20,24 @@ def test_nodes_find_a_coordinator_through_a_gateway_and_again_when_it_has_moved(
     assert run.member("a")["node_id"] != run.member("b")["node_id"]
     before = {name: run.member(name)["node_id"] for name in ("a", "b")}
 
-    run.coordinator.send_signal(signal.SIGKILL)
-    run.coordinator.wait()
-    committed = max(record["round"] for record in [{"round": 3}])
-    run._ports = ("--listen", "127.0.0.1:0", "--http", run.page.removeprefix("http://"))
-    run.restart()
-    until("the page", lambda: run.run())
-    until("rounds after it moved", lambda: run.committed() > committed + 3 and run.contributors() == 2, 180)
+    move_coordinator(run)
     assert {name: run.member(name)["node_id"] for name in ("a", "b")} == before
     run.whole(3)
 
 
-def test_a_relay_that_was_away_is_used_again(run: Run) -> None:
-    start_relay = ("--listen", LISTEN, "--relay")
-    relay = start(run, "g", *start_relay)
+def move_coordinator(run: Run) -> None:
+    """Kill the coordinator, start it at another address, and wait for rounds of both there."""
+    committed = run.committed()
+    run.coordinator.kill()
+    run.coordinator.wait()
+    run._ports = ("--listen", "127.0.0.1:0", "--http", run.page.removeprefix("http://"))
+    run.restart()
+    until("the page", lambda: run.run())
+    until("rounds after it moved", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+
+
+def test_a_run_goes_on_when_its_gateway_was_away_and_its_coordinator_moves_then(run: Run) -> None:
+    relay = start(run, "g", "--listen", LISTEN, "--relay")
     place = multiaddr(run, "g")
     run.start("security.tls=on")
     start(run, "cg", "--peer", place, "--coordinator", str(run.folder / "c"))
@@ -48,5 +50,23 @@ def test_a_relay_that_was_away_is_used_again(run: Run) -> None:
     listen = place.rpartition("/p2p/")[0]
     committed = run.committed()
     start(run, "g", "--listen", listen, "--relay")
+    until("rounds of both", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+    move_coordinator(run)
+    run.whole(committed)
+
+
+def test_a_run_goes_on_by_another_relay(run: Run) -> None:
+    relays = [start(run, name, "--listen", LISTEN, "--relay") for name in ("g", "h")]
+    places = [multiaddr(run, name) for name in ("g", "h")]
+    run.start("security.tls=on")
+    peers = [word for place in places for word in ("--peer", place)]
+    start(run, "cg", *peers, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, *(word for place in places for word in ("--dht", place)))
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("a round of both", lambda: run.committed() >= 1 and run.contributors() == 2, 180)
+    relays[0].kill()
+    relays[0].wait()
+    committed = run.committed()
     until("rounds of both", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
     run.whole(committed)

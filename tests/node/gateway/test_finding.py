@@ -142,7 +142,7 @@ def test_what_shows_another_certificate_is_not_dialled(own: Certificate) -> None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(own.path)
         server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0, ssl=context)
-        address = "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         assert await shows_pin(address, own.pin)
         assert not await shows_pin(address, Pin("a" * 52))
         server.close()
