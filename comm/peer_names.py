@@ -1,8 +1,8 @@
 """Names of peers that are reached through gateways: of libp2p's, in multiaddrs and as hosts of addresses. Pure.
 
-A multiaddr says where a gateway listens and which peer it is: `/ip4/203.0.113.7/tcp/4701/p2p/12D3KooW...`. A member
-that only its gateway reaches has an address like every other, whose host is the peer's id in base32, then `.p2p`:
-no name server knows such a name, and each machine's own gateway finds the way.
+A multiaddr says where a gateway listens and which peer it is: `/ip4/203.0.113.7/tcp/4701/p2p/12D3KooW...`. A
+member that only its gateway reaches has an address like every other, whose host is the peer's id in base32, then
+`.p2p`: no name server knows such a name, and each machine's own gateway finds the way.
 """
 
 import base64

@@ -245,7 +245,7 @@ def invite_url(
 ) -> Invite:
     """A join URL with a fresh token of the run in `state_dir`, for `uses` nodes of these roles (none: of all); the
     coordinator may be running. `dht`: the multiaddrs of gateways, which the URL is to name in the coordinator's
-    place. Raises `ConfigError` for a role that there is not, or where the run has no certificate to be found by."""
+    place. Raises `ConfigError` for a role that there is not, or a run without a certificate to be found by."""
     with opened_journal(state_dir) as journal:
         address, run = journal.meta("address"), journal.meta("run")
         if address is None or run is None:

@@ -71,8 +71,8 @@ def gateway(
     """Make members and coordinators reachable that cannot be dialled, by libp2p.
 
     A public machine runs it with --listen, and with --relay for those who cannot dial each other. Beside a
-    coordinator it runs with --coordinator; `atoll invite --dht MULTIADDR` then makes URLs that name a gateway, with
-    which nodes find the coordinator wherever it moves. A node that joins by such a URL starts its own.
+    coordinator it runs with --coordinator; `atoll invite --dht MULTIADDR` then makes URLs that name a gateway,
+    with which nodes find the coordinator wherever it moves. A node that joins by such a URL starts its own.
     """
     for peer in peers:
         try:

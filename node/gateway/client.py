@@ -29,7 +29,8 @@ REACH_SECONDS = 5.0  # for a port to a peer: the gateway is asked, not the peer
 
 
 class GatewayProcess:
-    """The gateway beside a node. `opened`, then `lead_to_coordinator` and `serve_data`, then `reach` at any time."""
+    """The gateway beside a node. `opened`, then `lead_to_coordinator` and `serve_data`, then `reach` at any
+    time."""
 
     def __init__(self, invite: Invite, state_dir: Path) -> None:
         self._invite, self._state_dir = invite, state_dir / FOLDER
@@ -62,8 +63,9 @@ class GatewayProcess:
             async with asyncio.timeout(patience):
                 await self._ask_coordinator()
         except TimeoutError:
+            places = ", ".join(self._invite.rendezvous)
             raise Unreachable(
-                f"no coordinator of run {self._invite.run} was found through {', '.join(self._invite.rendezvous)} for "
+                f"no coordinator of run {self._invite.run} was found through {places} for "
                 f"{patience:g} s: is a gateway running there, and one beside the coordinator?"
             ) from None
         return Invite(self._coordinator, self._invite.run, self._invite.token, self._invite.pin)
@@ -93,7 +95,8 @@ class GatewayProcess:
         while True:
             await self._up.wait()
             number = next(self._numbers)
-            self._asked[number] = answered = asyncio.get_running_loop().create_future()
+            answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            self._asked[number] = answered
             if self._writer is not None:
                 self._writer.write(msgspec.json.encode(Question(number, ask)) + b"\n")
             try:

@@ -1,7 +1,7 @@
 """The coordinator of a run, wherever it is: published by the gateway beside it, found by those of the nodes.
 
-What was found last is kept in a file, signed as it came, so that a node that starts again neither depends on the DHT
-nor takes an older record than it has seen.
+What was found last is kept in a file, signed as it came, so that a node that starts again neither depends on the
+DHT nor takes an older record than it has seen.
 """
 
 import asyncio

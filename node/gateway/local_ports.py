@@ -27,8 +27,8 @@ class LocalPorts:
         self._ports: OrderedDict[str, _Port] = OrderedDict()  # the last used last
 
     async def address(self, place: str, connect: Connect, port: int = 0) -> str:
-        """The "host:port" that leads to a place: each connection to it is joined to one that `connect` makes, which
-        may raise `Unreachable`. `port`: to have, where it is opened now; 0: any."""
+        """The "host:port" that leads to a place: each connection to it is joined to one that `connect` makes,
+        which may raise `Unreachable`. `port`: to have, where it is opened now; 0: any."""
         if place not in self._ports:
             self._make_room()
             opened = _Port(await self._open(place, connect, port))

@@ -5,8 +5,8 @@
     signature        64 bytes, by the certificate's key, of the body
     body             the rest: `CoordinatorRecord` as JSON
 
-Whoever knows the pin needs to trust nobody else: not who stored the record, nor who hands it on. An old record is as
-well signed as a new one; so whoever has seen one takes only newer ones, by incarnation and sequence.
+Whoever knows the pin needs to trust nobody else: not who stored the record, nor who hands it on. An old record is
+as well signed as a new one; so whoever has seen one takes only newer ones, by incarnation and sequence.
 """
 
 import hashlib

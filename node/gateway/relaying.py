@@ -188,7 +188,7 @@ async def _first(ways: Sequence[tuple[str, Callable[[], Awaitable[Stream]]]]) ->
         while waiting or names:
             if waiting:
                 name, way = waiting.pop(0)
-                names[asyncio.ensure_future(way())] = name  # type: ignore[arg-type]
+                names[asyncio.ensure_future(way())] = name
             patience = DIRECT_SECONDS if waiting else None
             done, _ = await asyncio.wait(names, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

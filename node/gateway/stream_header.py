@@ -6,8 +6,8 @@
     service   1 byte
     length    1 byte, of the peer's id behind it: of RELAY alone
 
-The other side answers with one byte. After YES the bytes of an OPEN or a RELAY are the service's, as they are; those
-of a HOLD are signs of life.
+The other side answers with one byte. After YES the bytes of an OPEN or a RELAY are the service's, as they are;
+those of a HOLD are signs of life.
 """
 
 from collections import Counter

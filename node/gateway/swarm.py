@@ -1,8 +1,8 @@
 """The gateway's place among libp2p's peers: streams to them and from them, and the DHT that they keep together.
 
-hivemind starts a process of libp2p for us (p2pd) and speaks Kademlia over it; of hivemind nothing else is used. Its
-relays are off, those that p2pd would offer to everybody and those that it would look for: a gateway relays itself
-(`relaying`), with limits of its own, at once, and between private addresses, too.
+hivemind starts a process of libp2p for us (p2pd) and speaks Kademlia over it; of hivemind nothing else is used.
+Its relays are off, those that p2pd would offer to everybody and those that it would look for: a gateway relays
+itself (`relaying`), with limits of its own, at once, and between private addresses, too.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.peer_names import host_of_peer, peer_of_multiaddr
@@ -31,6 +33,7 @@ log = logging.getLogger("atoll.gateway")
 PROTOCOL = "/atoll/gateway/1"
 START_SECONDS = 60.0  # that p2pd has to come up: 1 is usual, 15 is hivemind's, too few on a busy machine
 ANSWER_SECONDS = 10.0  # that a peer of the DHT has to answer
+LAST_SECONDS = 10.0  # for a p2pd that was killed to be gone
 MAX_RECORDS = 4096  # of all runs, that are kept for others
 Handler = Callable[[bytes, Stream], Awaitable[None]]
 FAILURES = (P2PDaemonError, P2PHandlerError, OSError, EOFError, RuntimeError, ValueError)  # of a call to p2pd
@@ -82,9 +85,12 @@ class Swarm:
     @classmethod
     @asynccontextmanager
     async def opened(cls, options: SwarmOptions) -> AsyncIterator[Self]:
-        """Be there while the context lasts. Raises `ResourceError` where p2pd does not start, `Unreachable` where no
-        peer answers."""
+        """Be there while the context lasts. Raises `ResourceError` where p2pd does not start, `Unreachable` where
+        no peer answers."""
+        note = options.identity.with_suffix(".pid")
+        await asyncio.to_thread(_end_leftover, note, str(options.identity))
         daemon = await _start(options)
+        note.write_text(str(daemon._child.pid))
         try:
             dht = await _join(daemon, options)
             try:
@@ -146,6 +152,17 @@ class Swarm:
         """Whether this gateway itself keeps a record under a key."""
         place = type(self._dht.node_id)(int.from_bytes(record_place(key), "big"))
         return self._dht.protocol.storage.get(place) is not None
+
+
+def _end_leftover(note: Path, identity: str) -> None:
+    """End the p2pd with this identity that a gateway which was killed has left behind."""
+    try:
+        process = psutil.Process(int(note.read_text()))
+        if f"-id={identity}" in process.cmdline():
+            process.kill()
+            process.wait(LAST_SECONDS)
+    except (OSError, ValueError, psutil.Error):
+        pass  # there is none, or it is not ours to end
 
 
 async def _start(options: SwarmOptions) -> Any:

@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
-from p2p.gateways import gateway
+from e2e.harness import ATOLL, until
+from p2p.gateways import LISTEN, gateway
 
 from atoll.comm.errors import Unreachable
 from atoll.node.gateway.local_ports import LocalPorts
@@ -60,10 +63,8 @@ async def _passed(tmp_path: Path, public: bool) -> None:
                 await asyncio.sleep(0.05)
         address = await ports.address("there", lambda: asking.relaying.reach(peer, Service.DATA))
         async with asyncio.timeout(60):
-            assert await asyncio.gather(echoed(address, NOISE), echoed(address, NOISE[::-1])) == [
-                NOISE,
-                NOISE[::-1],
-            ]
+            one, other = await asyncio.gather(echoed(address, NOISE), echoed(address, NOISE[::-1]))
+        assert (one, other) == (NOISE, NOISE[::-1])
         assert asking.relaying.opened == {"direct": 2 * public, "relayed": 2 * (not public)}
         with pytest.raises(Unreachable, match="does not serve that|does not answer"):
             await asking.relaying.reach(peer, Service.COORDINATOR)
@@ -71,6 +72,28 @@ async def _passed(tmp_path: Path, public: bool) -> None:
         ports.close()
         await asyncio.gather(holding, return_exceptions=True)
     server.close()
+
+
+def test_what_a_gateway_that_was_killed_left_behind_is_ended_by_the_next(tmp_path: Path) -> None:
+    command = [*ATOLL, "gateway", "--state-dir", str(tmp_path), "--listen"]
+
+    def started(listen: str) -> tuple[subprocess.Popen[bytes], str, psutil.Process]:
+        place = tmp_path / "multiaddr"
+        place.unlink(missing_ok=True)
+        process = subprocess.Popen([*command, listen])
+        until("the gateway", lambda: place.exists() and place.read_text().strip())
+        (child,) = psutil.Process(process.pid).children()
+        return process, place.read_text().strip(), child
+
+    first, place, left = started(LISTEN)
+    first.kill()
+    first.wait()
+    assert left.is_running()
+    second, again, child = started(place.rpartition("/p2p/")[0])  # its port was taken till then
+    assert again == place and not left.is_running()
+    second.terminate()
+    second.wait()
+    child.wait(30)
 
 
 def test_a_gateway_that_is_no_relay_passes_nothing_on(tmp_path: Path) -> None:
