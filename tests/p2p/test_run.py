@@ -55,6 +55,24 @@ def test_a_run_goes_on_when_its_gateway_was_away_and_its_coordinator_moves_then(
     run.whole(committed)
 
 
+def test_a_node_goes_on_when_its_gateway_is_killed(run: Run) -> None:
+    start(run, "g", "--listen", LISTEN, "--relay")
+    place = multiaddr(run, "g")
+    run.start("security.tls=on")
+    start(run, "cg", "--peer", place, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, "--dht", place)
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("a round of both", lambda: run.committed() >= 1 and run.contributors() == 2, 180)
+    before = run.member("a")["node_id"]
+    (gateway,) = [p for p in run.family("a") if "gateway" in p.cmdline()]
+    gateway.kill()
+    until("its end", lambda: "the gateway's process ended" in run.log("a"))
+    committed = run.committed()
+    until("rounds of both", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+    assert run.member("a")["node_id"] == before
+
+
 def test_a_run_goes_on_by_another_relay(run: Run) -> None:
     relays = [start(run, name, "--listen", LISTEN, "--relay") for name in ("g", "h")]
     places = [multiaddr(run, name) for name in ("g", "h")]
