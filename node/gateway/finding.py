@@ -9,6 +9,7 @@ import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -135,28 +136,36 @@ class Publisher:
 
     async def run(self, serve: Callable[[str], None]) -> None:
         """Publish until cancelled; call `serve` with the coordinator's local address when that changes. Raises
-        `ConfigError`."""
+        `ConfigError` where the run's name is too long for a record."""
         published, due = None, 0.0  # seconds, when it is due again
         while True:
             note = await asyncio.to_thread(read_note, self._state_dir)
             if note is not None and (note != published or time.monotonic() >= due):
                 if note != published:
                     serve(note.local)
-                taken = await self._publish(note)
-                if note != published:
-                    log.info(f"published: the coordinator of run {note.run} is at {note.address}")
+                taken = await self._publish(note, note != published)
                 published = note
                 due = time.monotonic() + (PUBLISH_SECONDS if taken else PUBLISH_AGAIN_SECONDS)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _publish(self, note: GatewayNote) -> bool:
+    async def _publish(self, note: GatewayNote, anew: bool) -> bool:
+        """Publish, unless another coordinator of the run has come after this one. `anew`: say so."""
+        key = record_key(note.run, self._certificate.pin)
         file = RecordFile(self._file, note.run, self._certificate.pin)
         now = int(time.time())
         fresh = CoordinatorRecord(note.run, note.address, self._gateway, note.incarnation, now, now + LIFE_SECONDS)
-        record = next_record(file.record, fresh)
+        if (found := await self._store.find(key)) is not None:
+            with suppress(BadRecord):
+                file.take(found)
+        if (record := next_record(file.record, fresh)) is None:
+            if anew:
+                log.warning(f"a later coordinator of run {note.run} is known: this one is not published")
+            return True
+        if anew:
+            log.info(f"published: the coordinator of run {note.run} is at {note.address}")
         data = write_record(record, self._certificate.der, self._certificate.signing_key())
         file.take(data)
-        return await self._store.publish(record_key(note.run, self._certificate.pin), data, record.expires)
+        return await self._store.publish(key, data, record.expires)
 
 
 async def shows_pin(address: str, pin: Pin) -> bool:

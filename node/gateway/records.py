@@ -10,6 +10,7 @@ as well signed as a new one; so whoever has seen one takes only newer ones, by i
 """
 
 import hashlib
+from collections import OrderedDict
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from atoll.comm.transport.certificates import pin_of
 
 MAGIC = b"AGR1"
 MAX_RECORD_BYTES = 4096
+MAX_RECORDS = 4096  # of all runs, that a gateway keeps for others
 MAX_TEXT = 255  # characters of a run's name, an address, a host
 LIFE_SECONDS = 900  # for which a record is kept by others, at most; it is published more often
 CLOCK_SECONDS = 60  # by which clocks may differ
@@ -106,29 +108,43 @@ def is_newer(found: CoordinatorRecord, held: CoordinatorRecord | None) -> bool:
     return held is None or (found.incarnation, found.sequence) > (held.incarnation, held.sequence)
 
 
-def next_record(last: CoordinatorRecord | None, now: CoordinatorRecord) -> CoordinatorRecord:
-    """The record to publish after `last`: `now`, with a sequence that others take for newer. Raises `ConfigError`
-    where a coordinator that began later has published."""
+def next_record(last: CoordinatorRecord | None, now: CoordinatorRecord) -> CoordinatorRecord | None:
+    """The record to publish after `last`: `now`, with a sequence that others take for newer; None where the
+    coordinator has begun again elsewhere."""
     if last is None:
         return now
     if now.incarnation < last.incarnation:
-        raise ConfigError(
-            f"this coordinator is in its incarnation {now.incarnation}, and {last.incarnation} was published: "
-            "another one serves the run, from a newer journal"
-        )
+        return None
     later = last.sequence + 1 if now.incarnation == last.incarnation else 0
     return msgspec.structs.replace(now, sequence=max(now.sequence, later))
 
 
-def may_store(data: bytes, place: bytes, expires: float, now: float) -> bool:
-    """Whether a gateway keeps these bytes for others at a place: a run's own record, for as long as it says."""
-    try:
-        pin, record = open_record(data)
-    except BadRecord:
-        return False
-    lasts = record.expires - now
-    at_home = record_place(record_key(record.run, pin)) == place
-    return at_home and expires == record.expires and lasts <= LIFE_SECONDS + CLOCK_SECONDS
+class NewestRecords:
+    """The newest record that was seen of each run: a coordinator that is no more, and whose gateway still says
+    where it was, does not take the place of the one after it."""
+
+    def __init__(self, most: int = MAX_RECORDS) -> None:
+        self._most = most
+        self._seen: OrderedDict[bytes, CoordinatorRecord] = OrderedDict()  # by their places; the last seen last
+
+    def admit(self, data: bytes, place: bytes, expires: float, now: float) -> bool:
+        """Whether these bytes may be kept at a place, or taken from there: a run's own record, for as long as it
+        says, and none that is older than one before."""
+        try:
+            pin, record = open_record(data)
+        except BadRecord:
+            return False
+        at_home = record_place(record_key(record.run, pin)) == place
+        if not at_home or expires != record.expires or record.expires - now > LIFE_SECONDS + CLOCK_SECONDS:
+            return False
+        seen = self._seen.get(place)
+        if seen is not None and is_newer(seen, record):
+            return False
+        self._seen[place] = record
+        self._seen.move_to_end(place)
+        if len(self._seen) > self._most:
+            self._seen.popitem(last=False)
+        return True
 
 
 def _check(record: CoordinatorRecord) -> None:

@@ -19,7 +19,7 @@ import psutil
 
 from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.peer_names import host_of_peer, peer_of_multiaddr
-from atoll.node.gateway.records import MAX_RECORD_BYTES, may_store, record_place
+from atoll.node.gateway.records import MAX_RECORD_BYTES, MAX_RECORDS, NewestRecords, record_place
 from atoll.node.gateway.splice import Stream
 
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # read when it is imported
@@ -34,13 +34,16 @@ PROTOCOL = "/atoll/gateway/1"
 START_SECONDS = 60.0  # that p2pd has to come up: 1 is usual, 15 is hivemind's, too few on a busy machine
 ANSWER_SECONDS = 10.0  # that a peer of the DHT has to answer
 LAST_SECONDS = 10.0  # for a p2pd that was killed to be gone
-MAX_RECORDS = 4096  # of all runs, that are kept for others
 Handler = Callable[[bytes, Stream], Awaitable[None]]
 FAILURES = (P2PDaemonError, P2PHandlerError, OSError, EOFError, RuntimeError, ValueError)  # of a call to p2pd
 
 
 class OwnRecordsOnly(RecordValidatorBase):  # type: ignore[misc]
-    """Lets nothing into the DHT, nor out of it, but records of coordinators at their own places."""
+    """Lets nothing into the DHT, nor out of it, but records of coordinators at their own places, and none that is
+    older than one before."""
+
+    def __init__(self) -> None:
+        self._newest = NewestRecords()
 
     def validate(self, record: Any) -> bool:
         """Whether the record is one that its run's coordinator signed."""
@@ -51,7 +54,9 @@ class OwnRecordsOnly(RecordValidatorBase):  # type: ignore[misc]
             data = MSGPackSerializer.loads(packed)
         except Exception:  # whatever that library raises for bytes that it cannot read
             return False
-        return isinstance(data, bytes) and may_store(data, record.key, record.expiration_time, get_dht_time())
+        if not isinstance(data, bytes):
+            return False
+        return self._newest.admit(data, record.key, record.expiration_time, get_dht_time())
 
 
 @dataclass(frozen=True, slots=True)

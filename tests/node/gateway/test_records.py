@@ -16,8 +16,8 @@ from atoll.node.gateway.records import (
     MAX_RECORD_BYTES,
     BadRecord,
     CoordinatorRecord,
+    NewestRecords,
     is_newer,
-    may_store,
     next_record,
     open_record,
     read_record,
@@ -119,12 +119,11 @@ def test_only_a_newer_record_takes_the_place_of_one(incarnation: int, sequence: 
 
 def test_what_is_published_is_always_newer_than_what_was() -> None:
     again = next_record(RECORD, RECORD)
-    assert is_newer(again, RECORD) and again.sequence == 8
+    assert again is not None and is_newer(again, RECORD) and again.sequence == 8
     later = next_record(RECORD, msgspec.structs.replace(RECORD, incarnation=4, sequence=2))
-    assert is_newer(later, RECORD) and later.sequence == 2
+    assert later is not None and is_newer(later, RECORD) and later.sequence == 2
     assert next_record(None, RECORD) == RECORD
-    with pytest.raises(ConfigError, match="another one serves the run"):
-        next_record(RECORD, msgspec.structs.replace(RECORD, incarnation=2))
+    assert next_record(RECORD, msgspec.structs.replace(RECORD, incarnation=2)) is None
 
 
 def test_a_gateway_keeps_for_others_what_is_a_runs_own_and_no_longer_than_it_says(
@@ -132,9 +131,26 @@ def test_a_gateway_keeps_for_others_what_is_a_runs_own_and_no_longer_than_it_say
 ) -> None:
     coordinator, forger = two
     data, key = coordinator.write(RECORD), record_place(record_key("reef", coordinator.pin))
-    assert may_store(data, key, RECORD.expires, NOW)
-    assert not may_store(forger.write(RECORD), key, RECORD.expires, NOW)
-    assert not may_store(data, record_place(record_key("reef", forger.pin)), RECORD.expires, NOW)
-    assert not may_store(data, key, RECORD.expires + 1, NOW)  # an old one may not hide the next
-    assert not may_store(data, key, RECORD.expires, NOW - 2 * LIFE_SECONDS)
-    assert not may_store(b"", key, RECORD.expires, NOW)
+    assert NewestRecords().admit(data, key, RECORD.expires, NOW)
+    assert not NewestRecords().admit(forger.write(RECORD), key, RECORD.expires, NOW)
+    assert not NewestRecords().admit(data, record_place(record_key("reef", forger.pin)), RECORD.expires, NOW)
+    assert not NewestRecords().admit(data, key, RECORD.expires + 1, NOW)  # an old one may not hide the next
+    assert not NewestRecords().admit(data, key, RECORD.expires, NOW - 2 * LIFE_SECONDS)
+    assert not NewestRecords().admit(b"", key, RECORD.expires, NOW)
+
+
+def test_a_gateway_does_not_go_back_to_an_older_record_however_long_it_lasts(two: tuple[Signer, Signer]) -> None:
+    coordinator, forger = two
+    newest = NewestRecords(most=2)
+
+    def admit(by: Signer, **change: object) -> bool:
+        record = msgspec.structs.replace(RECORD, **change)
+        return newest.admit(by.write(record), record_place(record_key(record.run, by.pin)), record.expires, NOW)
+
+    assert admit(coordinator) and admit(coordinator)
+    assert admit(coordinator, incarnation=4, sequence=0)
+    assert not admit(coordinator, sequence=99, expires=NOW + LIFE_SECONDS)
+    assert admit(forger, sequence=1)  # a run of its own
+    for run in ("atoll", "lagoon"):  # what is not seen any more is forgotten
+        assert admit(forger, run=run)
+    assert admit(coordinator)
