@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long titan harness wheel chaos bench quality check format proto clean
+.PHONY: install demo test test-long titan harness p2p wheel chaos bench quality check format proto clean
 
 install: .venv/installed
 
@@ -61,6 +61,17 @@ HARNESS_PIP := .harness-venv/bin/pip install --quiet --constraint constraints.tx
 	$(HARNESS_PIP) --editable ".[eval,node,text]" pytest
 	touch $@
 
+# Gateways with the real libp2p, in an environment of its own. The networks behind NATs take root, ip and nft.
+p2p: .p2p-venv/installed
+	.p2p-venv/bin/pytest --durations 5 -m "long or not long" tests/p2p
+
+P2P_PIP := .p2p-venv/bin/pip install --quiet --constraint constraints.txt
+.p2p-venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .p2p-venv
+	$(P2P_PIP) "$(TORCH)"
+	$(P2P_PIP) --editable ".[node,p2p,text]" hypothesis pytest pytest-timeout
+	touch $@
+
 # The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
 wheel:
 	PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
@@ -99,4 +110,4 @@ proto: .venv/installed-dev
 	comm/proto/generate.sh
 
 clean:
-	rm -rf .venv .harness-venv .titan-venv build *.egg-info demo-out
+	rm -rf .venv .harness-venv .p2p-venv .titan-venv build *.egg-info demo-out

@@ -11,6 +11,7 @@ from atoll.comm.errors import ResourceError
 EXTRA_OF = {
     "accelerate": "hf",
     "datasets": "datasets",
+    "hivemind": "p2p",
     "huggingface_hub": "hub",
     "jinja2": "text",
     "lm_eval": "eval",

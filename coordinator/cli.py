@@ -27,6 +27,7 @@ from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, token
 from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
+from atoll.comm.peer_names import peer_of_multiaddr
 from atoll.comm.terminal import plural, say
 from atoll.comm.xdg import default_state_dir
 
@@ -177,6 +178,9 @@ def short(value: float) -> str:
     multiple=True,
     help="trainer, reducer, or verifier, which is trusted; may be given again. Trainer and reducer if not given.",
 )
+@click.option(
+    "--dht", multiple=True, metavar="MULTIADDR", help="Of a gateway that finds the coordinator wherever it is."
+)
 @click.option("--list", "list_", is_flag=True, help="Show all invites instead, and what is left of each.")
 @click.option("--revoke", default="", metavar="NAME", help="End the invites of this name or number.")
 @click.option("--json", "as_json", is_flag=True)
@@ -186,6 +190,7 @@ def invite(
     expires: str,
     name: str,
     roles: tuple[str, ...],
+    dht: tuple[str, ...],
     list_: bool,
     revoke: str,
     as_json: bool,
@@ -202,7 +207,12 @@ def invite(
         found = revoke_invites(state_dir.expanduser(), revoke) if revoke else invites(state_dir.expanduser())
         _echo_invites(found, as_json)
         return
-    url = invite_url(state_dir.expanduser(), name, uses, until, roles)
+    for multiaddr in dht:
+        try:
+            peer_of_multiaddr(multiaddr)
+        except ValueError as error:
+            raise ConfigError(f"--dht: {error}") from None
+    url = invite_url(state_dir.expanduser(), name, uses, until, roles, dht)
     click.echo(json.dumps({"url": str(url), "uses": uses, "expires": until}) if as_json else str(url))
 
 

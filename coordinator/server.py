@@ -19,8 +19,9 @@ from atoll.comm.config.run import RunConfig, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, TlsMode
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.errors import ConfigError
+from atoll.comm.gateway_note import GatewayNote, write_note
 from atoll.comm.ids import NO_PIN, NodeId, Pin
-from atoll.comm.invite import Invite, join_host_port, split_host_port
+from atoll.comm.invite import DHT, Invite, join_host_port, split_host_port
 from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.door.front_door import BACKLOG, listening_socket
 from atoll.coordinator.door.ports import PAGE
@@ -79,7 +80,9 @@ async def _serve(
 
     private = await asyncio.to_thread(private_addresses, config, options)
     plane = ControlPlane(config, journal, tell, certificate, private)
-    address = _listen(plane, options)
+    address, local = _listen(plane, options)
+    incarnation = plane.event_loop.state.incarnation + 1  # that is about to begin
+    write_note(options.state_dir, GatewayNote(config.name, address, local, incarnation))
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
     page = uvicorn.Server(
@@ -196,15 +199,16 @@ def private_addresses(config: RunConfig, options: ServerOptions) -> bool:
     return host in ("", "0.0.0.0", "::") or is_local_host(host)
 
 
-def _listen(plane: ControlPlane, options: ServerOptions) -> str:
-    """Bind the control plane; return the address that join URLs carry."""
+def _listen(plane: ControlPlane, options: ServerOptions) -> tuple[str, str]:
+    """Bind the control plane; return the address that join URLs carry, and the one that this machine dials."""
     host, port = split_host_port(options.listen, "--listen")
     bound = plane.listen(join_host_port(host, port))
     if options.advertise:
         split_host_port(options.advertise, "--advertise")
     if not options.advertise and host in ("", "0.0.0.0", "::"):
         log.warning("join URLs name 127.0.0.1, good for this machine only: give --advertise HOST:PORT for others")
-    return options.advertise or join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
+    local = join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
+    return options.advertise or local, local
 
 
 @contextmanager
@@ -228,14 +232,20 @@ def page_url(state_dir: Path) -> str:
         return url
 
 
-def invite_url(state_dir: Path, name: str, uses: int, expires: float, roles: Sequence[str] = ()) -> Invite:
+def invite_url(
+    state_dir: Path, name: str, uses: int, expires: float, roles: Sequence[str] = (), dht: Sequence[str] = ()
+) -> Invite:
     """A join URL with a fresh token of the run in `state_dir`, for `uses` nodes of these roles (none: of all); the
-    coordinator may be running. Raises `ConfigError` for a role that there is not."""
+    coordinator may be running. `dht`: the multiaddrs of gateways, which the URL is to name in the coordinator's
+    place. Raises `ConfigError` for a role that there is not, or a run without a certificate to be found by."""
     with opened_journal(state_dir) as journal:
         address, run = journal.meta("address"), journal.meta("run")
         if address is None or run is None:
             raise ConfigError(f"the coordinator in {state_dir} has not come up yet: start it first")
         pin = Pin(journal.meta("pin") or NO_PIN)
+        if dht and not pin:
+            raise ConfigError("the run is not encrypted, and a gateway finds it by its pin: set security.tls=on")
+        address = f"{DHT}{','.join(dht)}" if dht else address
         return Invite(address, run, journal.issue_token(name, uses, expires, checked_roles(roles)), pin)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from atoll.comm.errors import Refused, Unreachable
+from atoll.comm.extras import lacking
 from atoll.comm.invite import Invite, split_host_port
 from atoll.comm.terminal import say
 from atoll.node.checks.check import Check
@@ -103,6 +104,11 @@ async def coordinator_checks(
     """What the coordinator of a join URL says, and what its run needs of this machine."""
     from atoll.node.daemon.state_dir import load_session
 
+    if invite.rendezvous:
+        missing = lacking("a join URL that names a gateway", "hivemind")
+        found = "is found through a gateway when the node joins: it was not asked"
+        yield Check("coordinator", not missing, found, missing)
+        return
     try:
         async with CheckupClient.opened(invite, load_session(state_dir / "session", invite)) as client:
             sight = await sight_of(client)

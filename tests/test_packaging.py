@@ -54,7 +54,7 @@ def test_each_extra_that_an_error_names_brings_the_package(project: dict[str, An
         assert any(requirement.startswith(package) for requirement in brought[extra]), (package, extra)
         assert not any(requirement.startswith(package) for requirement in project["project"]["dependencies"])
     (everything,) = brought["all"]
-    apart = {"datasets", "eval", "parquet", "titan"}  # large, or want an environment of their own
+    apart = {"datasets", "eval", "p2p", "parquet", "titan"}  # large, or want an environment of their own
     named = set(everything.removeprefix("atoll[").removesuffix("]").split(","))
     assert named == set(extras.EXTRA_OF.values()) - apart
 

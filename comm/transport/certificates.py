@@ -32,7 +32,12 @@ class Certificate:
     @property
     def pin(self) -> Pin:
         """The pin by which others know the certificate: see `pin_of`."""
-        return pin_of(ssl.PEM_cert_to_DER_cert(self.body.decode()))
+        return pin_of(self.der)
+
+    @property
+    def der(self) -> bytes:
+        """The certificate as it is shown."""
+        return ssl.PEM_cert_to_DER_cert(self.body.decode())
 
     def signing_key(self) -> PrivateKey:
         """The certificate's key, to sign with. Raises `ConfigError` if it is none that this software makes."""

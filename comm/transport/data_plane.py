@@ -21,15 +21,16 @@ import logging
 import socket
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, Self
 
 from atoll.comm.addresses import OwnNetwork, resolve
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.codecs import zstd
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.ids import NO_PIN, NodeId, Pin, PublicKey, Round, RunId
+from atoll.comm.peer_names import is_peer_host
 from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.strangers import StrangerLimits, Strangers, network_of
@@ -107,6 +108,8 @@ class DataPlane:
         self._meter = ByteCounter()
         self._up, self._down = (RateLimiter(rate) for rate in caps)
         self._address = ""
+        # Host and port of this machine that lead to a peer's host; None: no gateway is here.
+        self.reach: Callable[[str], Awaitable[tuple[str, int]]] | None = None
         self.private_addresses = True  # peers may be in private networks: until the run is known
         self._accepted: dict[Link, str] = {}  # with the network that each came from
         limits = StrangerLimits(MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS, STRANGER_RATE)
@@ -200,8 +203,11 @@ class DataPlane:
         try:
             host, port = frames.parse_address(address)
             async with asyncio.timeout(frames.HANDSHAKE_TIMEOUT):
-                sock = await _connect(host, port, self.private_addresses)
-        except ValueError as error:
+                if is_peer_host(host):
+                    sock = await _connect(*await self._by_gateway(host), private=True)
+                else:
+                    sock = await _connect(host, port, self.private_addresses)
+        except (Unreachable, ValueError) as error:
             raise LinkBroken(str(error)) from None
         except TimeoutError:
             raise LinkBroken(f"no connection to {address} within {frames.HANDSHAKE_TIMEOUT:g} s") from None
@@ -219,6 +225,14 @@ class DataPlane:
             link.close()
             raise
         return link
+
+    async def _by_gateway(self, host: str) -> tuple[str, int]:
+        """Where this machine's gateway lets a peer be dialled. Raises `Unreachable`."""
+        if self.reach is None:
+            raise Unreachable(
+                f"{host} is reached through a gateway, and there is none here: join by a URL that names one"
+            )
+        return await self.reach(host)
 
     async def _dial_link(self, node: NodeId, address: str, pin: Pin) -> Link:
         link = await self.dial(node, address, pin)

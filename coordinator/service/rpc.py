@@ -131,7 +131,7 @@ class CoordinatorService:
                 validation.pin(request.pin, self._tls),
             )
             key = validation.key(request)
-            if not (request.leaf or self._private_addresses):
+            if not (request.leaf or self._private_addresses or validation.is_behind_gateway(address)):
                 address = await public_address(address)
         except (ValueError, ConfigError) as error:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from atoll.comm.bitmap import places
 from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, PublicKey, Round, is_pin
 from atoll.comm.invite import join_host_port, split_host_port
+from atoll.comm.peer_names import is_peer_host, peer_of_host
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.join_proof import is_proven
@@ -236,6 +237,13 @@ def address(asked: str, peer: str) -> str:
     if len(asked) > MAX_TEXT or not 0 < port or not all(c.isalnum() or c in ".-:_%" for c in host):
         raise ValueError(f"the data-plane address is {asked[:40]!r}: give HOST:PORT as other nodes can dial it")
     return join_host_port(host_of(peer) if host in WILDCARD_HOSTS else host, port)
+
+
+def is_behind_gateway(address: str) -> bool:
+    """Whether a data-plane address is a peer's, which only gateways find. Raises `ValueError` where it names
+    none."""
+    host, _ = split_host_port(address, "the data-plane address")
+    return is_peer_host(host) and bool(peer_of_host(host))
 
 
 def pin(asked: str, tls: bool) -> Pin:

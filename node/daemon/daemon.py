@@ -125,7 +125,7 @@ class Daemon:
                     self._state = State(stall=self._member.run.members.stall)
                     self._check()
                     if self._options.checks:
-                        log_run(self._member, self._config, self._invite)
+                        log_run(self._member, self._config)
                     self._supervisor = self._make_supervisor()
                     with on_signals(self._interrupt):
                         async with control_socket.serve(self._options.state_dir, self.status, self.leave):
@@ -178,7 +178,7 @@ class Daemon:
                 for work in (self._decide(), self._supervisor.run(), session, self._compile()):
                     self._tasks.create_task(work)
                 if self._options.checks:
-                    self._spawn(look_around(self._member, self._invite))
+                    self._spawn(look_around(self._member))
                 await self._over.wait()
                 await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
                 raise _Over  # cancels whatever is still under way

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atoll.comm.addresses import is_loopback
 from atoll.comm.errors import Refused, Unreachable
-from atoll.comm.invite import Invite, split_host_port
+from atoll.comm.invite import split_host_port
 from atoll.node.checks.check import Check
 from atoll.node.checks.machine import machine_checks
 from atoll.node.checks.needs import doings, size_checks
@@ -31,26 +31,26 @@ def log_machine(config: NodeConfig, state_dir: Path) -> None:
             log.warning(str(check))
 
 
-def log_run(member: CoordinatorSession, config: NodeConfig, invite: Invite) -> None:
+def log_run(member: CoordinatorSession, config: NodeConfig) -> None:
     """Say what the run takes of this machine, and what its node will read, write and talk to."""
     state_dir = member.options.state_dir
     for check in size_checks(member.run, config, state_dir):
         _tell(check)
-    for check in doings(member.run, config, state_dir, invite):
+    for check in doings(member.run, config, state_dir, member.invite):
         _tell(check)
 
 
-async def look_around(member: CoordinatorSession, invite: Invite) -> None:
+async def look_around(member: CoordinatorSession) -> None:
     """Ask the coordinator about the way to it; where that is on this machine itself there is none."""
-    if not is_loopback(split_host_port(invite.address, "the join URL's address")[0]):
-        await ask_around(member, invite)
+    if not is_loopback(split_host_port(member.invite.address, "the join URL's address")[0]):
+        await ask_around(member)
 
 
-async def ask_around(member: CoordinatorSession, invite: Invite) -> None:
+async def ask_around(member: CoordinatorSession) -> None:
     """Say whether the coordinator can dial this node, whose clock is wrong, how fast the link is, and how long an
     exchange will take."""
     try:
-        async with CheckupClient.opened(invite, member.control.session, member.options.role) as client:
+        async with CheckupClient.opened(member.invite, member.control.session, member.options.role) as client:
             if not member.options.leaf:
                 _tell(await reach_check(client, member.address, member.plane.pin))
             sight = await client.look()

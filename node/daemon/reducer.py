@@ -84,7 +84,7 @@ class Reducer:
 
     async def _look(self) -> None:
         if self._options.checks:
-            await look_around(self._member, self._invite)
+            await look_around(self._member)
 
     async def _compile(self) -> None:
         """Make the kernels once, while views come in: a member that opens no stream is taken for dead. A node that

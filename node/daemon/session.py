@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
 from atoll.comm.addresses import is_local_host
@@ -15,9 +15,10 @@ from atoll.comm.config.run import RunConfig, from_json
 from atoll.comm.config.security import PrivateAddresses
 from atoll.comm.ids import NodeId, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
+from atoll.comm.peer_names import PORT
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.signatures import PrivateKey
-from atoll.comm.transport.certificates import load_or_make
+from atoll.comm.transport.certificates import Certificate, load_or_make
 from atoll.comm.transport.data_plane import DataPlane, StateSource
 from atoll.comm.transport.key_ring import RunKey
 from atoll.comm.transport.tls import TlsContexts
@@ -26,6 +27,7 @@ from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentit
 from atoll.node.control.outbox import SessionLost
 from atoll.node.control.reports import Reports
 from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session
+from atoll.node.gateway.client import GatewayProcess
 
 log = logging.getLogger("atoll.node")
 MEGABIT = 125e3  # bytes
@@ -35,11 +37,18 @@ class CoordinatorSession:
     """A node's place in a run: data plane, identity, session. `opened`, then `join`, `maintain` and `leave`."""
 
     def __init__(
-        self, invite: Invite, config: NodeConfig, options: JoinOptions, plane: DataPlane, key: PrivateKey
+        self,
+        invite: Invite,
+        config: NodeConfig,
+        options: JoinOptions,
+        plane: DataPlane,
+        key: PrivateKey,
+        gateway: GatewayProcess | None = None,
     ) -> None:
-        """`key`: the node's, for its life."""
-        self._invite, self.key, self.signer = invite, key, InputSigner(key)
-        self.config, self.options, self.plane = config, options, plane
+        """`key`: the node's, for its life. `gateway`: the one that finds the coordinator of the invite, which has
+        the address that leads there."""
+        self.invite, self.key, self.signer = invite, key, InputSigner(key)
+        self.config, self.options, self.plane, self._gateway = config, options, plane, gateway
         self._session_file = options.state_dir / "session"
         self._identity: NodeIdentity
         self._joined = False
@@ -61,7 +70,31 @@ class CoordinatorSession:
         certificate are those in its state directory."""
         certificate = load_or_make(options.state_dir)
         key = certificate.signing_key()
-        plane = await DataPlane.start(
+        async with AsyncExitStack() as opened:
+            gateway = None
+            if invite.rendezvous:
+                gateway = await opened.enter_async_context(GatewayProcess.opened(invite, options.state_dir))
+                invite = await gateway.lead_to_coordinator(options.patience)
+            plane = await cls._open_plane(invite, config, options, source, certificate, key)
+            plane.reach = gateway.reach if gateway is not None else None
+            member = cls(invite, config, options, plane, key, gateway)
+            try:
+                yield member
+            finally:
+                await member.leave("it failed")
+                await plane.close()
+                await member.control.close()
+
+    @staticmethod
+    async def _open_plane(
+        invite: Invite,
+        config: NodeConfig,
+        options: JoinOptions,
+        source: StateSource,
+        certificate: Certificate,
+        key: PrivateKey,
+    ) -> DataPlane:
+        return await DataPlane.start(
             options.listen,
             RunId(invite.run),
             NodeId("?"),
@@ -73,13 +106,6 @@ class CoordinatorSession:
             TlsContexts(certificate) if invite.pin else None,
             key,
         )
-        member = cls(invite, config, options, plane, key)
-        try:
-            yield member
-        finally:
-            await member.leave("it failed")
-            await plane.close()
-            await member.control.close()
 
     async def join(self, role: str = "") -> pb.JoinReply:
         """Join the run, or come back to it as the same node; `reducer` is the role of a node without a trainer.
@@ -88,10 +114,13 @@ class CoordinatorSession:
         host, port = split_host_port(self.plane.address, "--listen")
         listening = "" if host in ("0.0.0.0", "::", "") else host
         options, address = self.options, self.options.advertise or join_host_port(listening, port)
+        if self._gateway is not None and not (options.advertise or options.leaf):
+            host = await self._gateway.serve_data(join_host_port(listening or "127.0.0.1", port))
+            address = join_host_port(host, PORT)
         self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin, self.key)
         # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
-        self.control.session = load_session(self._session_file, self._invite) or secrets.token_hex(16)
-        save_session(self._session_file, self._invite, self.control.session, options.name)
+        self.control.session = load_session(self._session_file, self.invite) or secrets.token_hex(16)
+        save_session(self._session_file, self.invite, self.control.session, options.name)
         reply = await self.control.join(self._identity, options.patience)
         self.run = from_json(reply.config)
         self.plane.peers.compressor.enabled = self.run.reduce.zstd
@@ -106,7 +135,8 @@ class CoordinatorSession:
         at one."""
         match self.run.security.private_addresses:
             case PrivateAddresses.AUTO:
-                host, _ = split_host_port(self._invite.address, "the join URL")
+                dialled = self.invite.address if self._gateway is None else self._gateway.found
+                host, _ = split_host_port(dialled, "the join URL") if dialled else ("", 0)
                 self.private_addresses = await asyncio.to_thread(is_local_host, host)
             case asked:
                 self.private_addresses = asked is PrivateAddresses.ALLOW
@@ -117,7 +147,7 @@ class CoordinatorSession:
         self.me = NodeId(reply.node_id)
         self.mark, self.address = reply.mark, reply.address
         self.plane.identify(self.me, RunKey(reply.data_key_number, reply.data_key))
-        save_next_session(self._session_file, self._invite, reply.session, self.options.name)
+        save_next_session(self._session_file, self.invite, reply.session, self.options.name)
 
     async def maintain(
         self, on_rejoin: Callable[[], None], *duties: Callable[[], Coroutine[Any, Any, None]]

@@ -85,7 +85,7 @@ def save_session(file: Path, invite: Invite, session: str, name: str) -> None:
     without another token. Raises `ResourceError`; then what was there still is."""
     if _load(file, invite) == (session, name):
         return
-    data = f"{invite.address} {invite.run}\n{session}\n{name}\n".encode()
+    data = f"{invite.whose}\n{session}\n{name}\n".encode()
     try:
         with atomic_write(file, None) as out:
             write_all(out, [memoryview(data)], 0)
@@ -117,7 +117,8 @@ def _load(file: Path, invite: Invite) -> tuple[str, str]:
         whose, session, name = file.read_text().split("\n")[:3]
     except (OSError, ValueError):
         return "", ""
-    return (session, name) if whose == f"{invite.address} {invite.run}" else ("", "")
+    # Until sessions were kept by the pin they were kept by the address.
+    return (session, name) if whose in (invite.whose, f"{invite.address} {invite.run}") else ("", "")
 
 
 @contextlib.contextmanager

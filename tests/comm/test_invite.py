@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.comm.errors import ConfigError
-from atoll.comm.ids import Pin
+from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.transport.certificates import pin_of
 
@@ -38,6 +38,27 @@ def test_anything_else_is_explained(url: str) -> None:
 def test_an_address_without_a_port_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match="--listen is"):
         split_host_port(text, "--listen")
+
+
+PLACE = "/ip4/203.0.113.7/tcp/4701/p2p/12D3KooWEmQcoZWHUbkKswLwCvaZ7kp6mEZ7AQca18HovsZnoAEo"
+
+
+def test_a_url_may_name_a_gateway_that_finds_the_coordinator() -> None:
+    invite = Invite(f"dht{PLACE}", "run with / and space", "a-token_0", pin_of(b"a certificate"))
+    assert parse(str(invite)) == invite and invite.rendezvous == (PLACE,)
+    several = replace(invite, address=f"dht{PLACE},{PLACE}")
+    assert parse(str(several)) == several and several.rendezvous == (PLACE, PLACE)
+    assert Invite("dht:1", "run", "t").rendezvous == ()  # a host of that name
+    with pytest.raises(ConfigError, match="it has no pin"):
+        parse(str(replace(invite, pin=NO_PIN)))
+
+
+@pytest.mark.parametrize(
+    "place", ["", "/", "/ip4/1.2.3.4", PLACE[:-1], PLACE.replace("tcp", "udp"), PLACE + "/x", PLACE + ","]
+)
+def test_a_gateway_that_is_none_is_explained(place: str) -> None:
+    with pytest.raises(ConfigError, match="is not a join URL"):
+        parse(f"atoll://token:{pin_of(b'a certificate')}@dht{place}/run")
 
 
 TOKENS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", min_size=1, max_size=43)

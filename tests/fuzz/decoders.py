@@ -34,10 +34,12 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, Refused
 from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
+from atoll.comm.peer_names import host_of_peer, is_peer_host, peer_of_host, peer_of_multiaddr
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
 from atoll.comm.signatures import PrivateKey, sign, verify
+from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header, parse_address
 from atoll.coordinator.service import journaled_machine
@@ -52,6 +54,8 @@ from atoll.node.control.reports import plan_of
 from atoll.node.data.manifest import Manifest, Shard
 from atoll.node.data.tokenizer_files import TokenizerFiles
 from atoll.node.export.commit_records import read_file
+from atoll.node.gateway.records import BadRecord, CoordinatorRecord, open_record, write_record
+from atoll.node.gateway.stream_header import BadHeader, Purpose, Service, StreamHeader, read_header, write_header
 
 N = 130  # elements of a chunk
 A, B = NodeId("n1"), NodeId("n2")
@@ -293,6 +297,31 @@ CONFIG_JSON = (
     b'"num_attention_heads":4,"intermediate_size":128,"vocab_size":300,"max_position_embeddings":128}'
 )
 
+PEER = b"\x12\x20" + bytes(32)
+
+
+def record_examples() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = load_or_make(Path(folder))
+        record = CoordinatorRecord("reef", "10.0.0.1:4700", host_of_peer(PEER), 1, 2, 2_000_000_000)
+        return [write_record(record, made.der, made.signing_key())]
+
+
+def stream_examples() -> list[bytes]:
+    asked = StreamHeader(Purpose.RELAY, Service.DATA, PEER)
+    return [write_header(header) for header in (asked, StreamHeader(Purpose.HOLD))]
+
+
+def named_peer(data: bytes) -> None:
+    text = data.decode(errors="replace")
+    (peer_of_host if is_peer_host(text) else peer_of_multiaddr)(text)
+
+
+PEER_NAMES = [
+    host_of_peer(PEER).encode(),
+    b"/ip4/10.0.0.1/tcp/1/p2p/QmRQU9P1KZLcobTaNu1F9p8V6DTfHtPd6RPd3sFeQHq39S",
+]
+
 DECODERS: dict[str, Decoder] = {
     **{
         f"codec-{name}": Decoder(partial(decoded, codec(name)), (Malformed,), partial(codec_examples, name))
@@ -315,6 +344,9 @@ DECODERS: dict[str, Decoder] = {
     "plan": Decoder(packed_plan, (Refused, InvalidPlan), plan_examples, memory=200 << 20),
     "address": Decoder(addressed, (ValueError,), lambda: [b"[::1]:4700", b"reef.example.org:4700"]),
     "invite": Decoder(invited, (ConfigError,), lambda: [b"atoll://token:" + b"a" * 52 + b"@10.0.0.1:4700/reef"]),
+    "coordinator-record": Decoder(open_record, (BadRecord,), record_examples),
+    "gateway-stream": Decoder(read_header, (BadHeader,), stream_examples),
+    "peer-name": Decoder(named_peer, (ValueError,), lambda: PEER_NAMES),
     "signature": Decoder(signature, (), signature_examples),
     "run-config": Decoder(run_config, (ConfigError,), lambda: [run.to_json(RunConfig(name="reef"))]),
     "model-config": Decoder(lambda d: read_model(d, "config.json"), (ConfigError,), lambda: [CONFIG_JSON]),

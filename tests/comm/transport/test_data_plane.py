@@ -11,8 +11,9 @@ from serving_planes import KEY, NEW, NOISE, OLD, RUN, SEALED, ZEROS, A, B, Books
 
 from atoll.comm.codecs import zstd
 from atoll.comm.digest import digest
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.ids import Round
+from atoll.comm.peer_names import host_of_peer
 from atoll.comm.transport import data_plane, frames
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
@@ -29,6 +30,31 @@ def test_what_is_on_the_shelf_is_fetched_over_one_connection() -> None:
             assert await fetcher.fetch(FetchItem.STATE, NEW, 1, len(ZEROS)) == ZEROS
             assert await fetcher.fetch(FetchItem.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
             assert fetcher._link is first
+
+    run(body())
+
+
+def test_a_peer_behind_a_gateway_is_dialled_where_this_machines_gateway_says() -> None:
+    host = host_of_peer(b"\x12\x20" + b"a" * 32)
+
+    async def body() -> None:
+        async with two_planes() as (a, b):
+
+            async def reach(asked: str) -> tuple[str, int]:
+                if asked != host:
+                    raise Unreachable("its gateway does not answer")
+                return frames.parse_address(a.address)
+
+            async def fetched(of: str) -> bytes:
+                return await b.fetch(A, f"{of}:1", FetchItem.SEALED, NEW, 0, len(SEALED))
+
+            with pytest.raises(DonorLost, match="there is none here: join by a URL that names one"):
+                await fetched(host)
+            b.reach = reach
+            b.private_addresses = False  # the way there is this machine's own
+            assert await fetched(host) == SEALED
+            with pytest.raises(DonorLost, match="its gateway does not answer"):
+                await fetched("gone.p2p")
 
     run(body())
 

@@ -15,6 +15,7 @@ from control_nodes import CONFIG, SOON, Code, coordinator, digest, refused
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.config.security import SecurityConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.peer_names import host_of_peer
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.join_proof import is_proven, prove_join
 from atoll.comm.signatures import PrivateKey
@@ -220,6 +221,9 @@ def test_in_a_public_run_nobody_joins_with_an_address_in_a_private_network(
             named = await c.node().join(address="public.example.org:7")
             assert named.address == "8.8.8.8:7", "peers dial what was looked at, whatever the name says later"
             await c.node().join(address="10.0.0.1:7", leaf=True)  # nobody dials it
+            behind = f"{host_of_peer(bytes((0x12, 0x20)) + bytes(32))}:1"  # a gateway, which is asked for it
+            assert (await c.node().join(address=behind)).address == behind
+            assert "names no peer" in await refused(c.node().join(address="x.p2p:1"), Code.INVALID_ARGUMENT)
 
     asyncio.run(story())
 

@@ -57,8 +57,8 @@ def test_a_node_that_joined_learns_of_the_way_and_says_what_it_will_do(
             options = JoinOptions(folder, "127.0.0.1:0", "", "ada", 1.0, leaf)
             async with CoordinatorSession.opened(invite, NodeConfig(), options, NothingToFetch()) as member:
                 await member.join()
-                log_run(member, NodeConfig(), invite)
-                await ask_around(member, invite)
+                log_run(member, NodeConfig())
+                await ask_around(member)
                 await until(lambda: not member.plane._accepted)
                 assert len(c.event_loop.state.members.here) == 1
 
@@ -82,7 +82,7 @@ def test_a_node_that_peers_cannot_dial_is_warned_and_goes_on(
             options = JoinOptions(tmp_path, "127.0.0.1:0", "127.0.0.1:1", "ada", 1.0)
             async with CoordinatorSession.opened(invite, NodeConfig(), options, NothingToFetch()) as member:
                 await member.join()
-                await ask_around(member, invite)
+                await ask_around(member)
 
     asyncio.run(story())
     [warned] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
@@ -100,7 +100,7 @@ def test_of_a_coordinator_on_this_machine_nothing_is_asked(
                 options = JoinOptions(tmp_path, "127.0.0.1:0", "", "ada", 1.0)
                 async with CoordinatorSession.opened(invite, NodeConfig(), options, NothingToFetch()) as member:
                     await member.join()
-                    await look_around(member, invite)
+                    await look_around(member)
 
     asyncio.run(story())
     assert not said(caplog, "reach|rates|the way")

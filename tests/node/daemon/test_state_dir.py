@@ -2,6 +2,7 @@
 
 import asyncio
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from disks import full_disk
 
 from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
+from atoll.comm.transport.certificates import pin_of
 from atoll.node.config import TrainerSpec
 from atoll.node.daemon.state_dir import exclusive, load_name, load_session, save_next_session, save_session
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
@@ -25,6 +27,15 @@ def test_a_session_comes_back_for_its_run_alone(tmp_path: Path) -> None:
     other = Invite("127.0.0.1:4700", "other", "token")
     assert load_session(tmp_path / "session", other) == load_name(tmp_path / "session", other) == ""
     assert stat.S_IMODE((tmp_path / "session").stat().st_mode) == 0o600
+
+
+def test_a_session_is_the_runs_wherever_its_coordinator_is(tmp_path: Path) -> None:
+    session, pin = tmp_path / "session", pin_of(b"a certificate")
+    save_session(session, replace(INVITE, pin=pin), "secret.1", "ada")
+    assert load_session(session, replace(INVITE, pin=pin, address="203.0.113.7:1")) == "secret.1"
+    assert load_session(session, replace(INVITE, pin=pin_of(b"another"))) == ""
+    session.write_text("127.0.0.1:4700 run\nsecret.0\nada\n")  # as it was written once
+    assert load_session(session, replace(INVITE, pin=pin)) == "secret.0"
 
 
 def test_a_disk_that_is_full_costs_a_node_neither_its_session_nor_its_life(

@@ -1,0 +1,219 @@
+"""The gateway's place among libp2p's peers: streams to them and from them, and the DHT that they keep together.
+
+hivemind starts a process of libp2p for us (p2pd) and speaks Kademlia over it; of hivemind nothing else is used.
+Its relays are off, those that p2pd would offer to everybody and those that it would look for: a gateway relays
+itself (`relaying`), with limits of its own, at once, and between private addresses, too.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from atoll.comm.errors import ResourceError, Unreachable
+from atoll.comm.peer_names import host_of_peer, peer_of_multiaddr
+from atoll.node.gateway.records import MAX_RECORD_BYTES, MAX_RECORDS, NewestRecords, record_place
+from atoll.node.gateway.splice import Stream
+
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # read when it is imported
+from hivemind.dht.node import DHTNode  # noqa: E402
+from hivemind.dht.protocol import DHTProtocol  # noqa: E402
+from hivemind.dht.validation import RecordValidatorBase  # noqa: E402
+from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
+from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
+
+log = logging.getLogger("atoll.gateway")
+PROTOCOL = "/atoll/gateway/1"
+START_SECONDS = 60.0  # that p2pd has to come up: 1 is usual, 15 is hivemind's, too few on a busy machine
+ANSWER_SECONDS = 10.0  # that a peer of the DHT has to answer
+LAST_SECONDS = 10.0  # for a p2pd that was killed to be gone
+Handler = Callable[[bytes, Stream], Awaitable[None]]
+FAILURES = (P2PDaemonError, P2PHandlerError, OSError, EOFError, RuntimeError, ValueError)  # of a call to p2pd
+
+
+class OwnRecordsOnly(RecordValidatorBase):  # type: ignore[misc]
+    """Lets nothing into the DHT, nor out of it, but records of coordinators at their own places, and none that is
+    older than one before."""
+
+    def __init__(self) -> None:
+        self._newest = NewestRecords()
+
+    def validate(self, record: Any) -> bool:
+        """Whether the record is one that its run's coordinator signed."""
+        packed = record.value
+        if record.subkey != DHTProtocol.IS_REGULAR_VALUE or len(packed) > MAX_RECORD_BYTES + 8:
+            return False
+        try:
+            data = MSGPackSerializer.loads(packed)
+        except Exception:  # whatever that library raises for bytes that it cannot read
+            return False
+        if not isinstance(data, bytes):
+            return False
+        return self._newest.admit(data, record.key, record.expiration_time, get_dht_time())
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmOptions:
+    """Where a gateway is, among others."""
+
+    identity: Path  # file of its key, made if there is none
+    listen: Sequence[str] = ()  # multiaddrs without a peer; empty: nobody can dial it
+    announce: Sequence[str] = ()  # as others dial it; empty: as it listens
+    peers: Sequence[str] = ()  # multiaddrs of gateways that it knows
+
+
+class _Daemon(P2P):  # type: ignore[misc]
+    """p2pd with the one option that `P2P.create` does not have."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        made: list[str] = P2P._make_process_args(*args, relayService=False, **kwargs)
+        return made
+
+
+class Swarm:
+    """This gateway among its peers, from `opened` on."""
+
+    def __init__(self, daemon: Any, dht: Any, multiaddrs: Sequence[str], known: Sequence[bytes]) -> None:
+        """`known`: peers of the DHT to come back to when none is left."""
+        self._daemon, self._dht, self._known = daemon, dht, [PeerID(peer) for peer in known]
+        self.peer: bytes = daemon.peer_id.to_bytes()
+        self.multiaddrs = tuple(multiaddrs)  # as others dial it
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, options: SwarmOptions) -> AsyncIterator[Self]:
+        """Be there while the context lasts. Raises `ResourceError` where p2pd does not start, `Unreachable` where
+        no peer answers."""
+        note = options.identity.with_suffix(".pid")
+        await asyncio.to_thread(_end_leftover, note, str(options.identity))
+        daemon = await _start(options)
+        note.write_text(str(daemon._child.pid))
+        try:
+            dht = await _join(daemon, options)
+            try:
+                shown = await daemon.get_visible_maddrs(latest=True) if options.listen else ()
+                known = [peer_of_multiaddr(peer) for peer in options.peers]
+                yield cls(daemon, dht, [str(multiaddr) for multiaddr in shown], known)
+            finally:
+                await dht.shutdown()
+        finally:
+            await daemon.shutdown()
+
+    @property
+    def host(self) -> str:
+        """This gateway's name as a host."""
+        return host_of_peer(self.peer)
+
+    async def serve(self, handler: Handler) -> None:
+        """Call `handler` for each stream from now on, with the peer that opened it."""
+
+        async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await handler(info.peer_id.to_bytes(), Stream(reader, writer))
+
+        await self._daemon.add_binary_stream_handler(PROTOCOL, accept)
+
+    async def open(self, peer: bytes) -> Stream:
+        """A stream to a peer, over the connection that there is to it, or a new one. Raises `Unreachable`."""
+        try:
+            _, reader, writer = await self._daemon.call_binary_stream_handler(PeerID(peer), PROTOCOL)
+        except FAILURES as error:
+            raise Unreachable(_line(error)) from None
+        return Stream(reader, writer)
+
+    async def publish(self, key: bytes, data: bytes, expires: int) -> bool:
+        """Have a record kept by those next to its key; whether the last of them that was asked took it."""
+        try:
+            await self._come_back()
+            return bool(await self._dht.store(key, data, float(expires)))
+        except FAILURES as error:
+            log.warning(f"the record could not be published: {_line(error)}")
+            return False
+
+    async def find(self, key: bytes) -> bytes | None:
+        """The record under a key that lasts the longest; None: nobody has one."""
+        try:
+            await self._come_back()
+            found = await self._dht.get(key, latest=True)
+        except FAILURES as error:
+            log.warning(f"the record could not be looked for: {_line(error)}")
+            return None
+        return found.value if found is not None and isinstance(found.value, bytes) else None
+
+    async def _come_back(self) -> None:
+        """Have the known peers in the routing table again: it forgets who was away for a moment."""
+        table = self._dht.protocol.routing_table
+        gone = [peer for peer in self._known if table.get(peer_id=peer) is None]
+        await asyncio.gather(*(self._dht.protocol.call_ping(peer, strict=False) for peer in gone))
+
+    def kept(self, key: bytes) -> bool:
+        """Whether this gateway itself keeps a record under a key."""
+        place = type(self._dht.node_id)(int.from_bytes(record_place(key), "big"))
+        return self._dht.protocol.storage.get(place) is not None
+
+
+def _end_leftover(note: Path, identity: str) -> None:
+    """End the p2pd with this identity that a gateway which was killed has left behind."""
+    try:
+        process = psutil.Process(int(note.read_text()))
+        if f"-id={identity}" in process.cmdline():
+            process.kill()
+            process.wait(LAST_SECONDS)
+    except (OSError, ValueError, psutil.Error):
+        pass  # there is none, or it is not ours to end
+
+
+async def _start(options: SwarmOptions) -> Any:
+    try:
+        return await _Daemon.create(
+            initial_peers=options.peers or None,
+            host_maddrs=options.listen,
+            no_listen=not options.listen,
+            announce_maddrs=options.announce or None,
+            dht_mode="server" if options.listen else "client",
+            force_reachability="public" if options.listen else "private",
+            identity_path=str(options.identity),
+            check_if_identity_free=False,  # it would start another p2pd for that
+            nat_port_map=False,
+            auto_nat=False,
+            use_relay=False,
+            startup_timeout=START_SECONDS,
+        )
+    except FAILURES as error:
+        raise ResourceError(f"libp2p does not start ({_line(error)}): is --listen free and one of ours?") from None
+
+
+async def _join(daemon: Any, options: SwarmOptions) -> Any:
+    """Kademlia over the daemon. A peer whose clock is 3 s off this machine's counts as none that answers."""
+    try:
+        dht = await DHTNode.create(
+            p2p=daemon,
+            initial_peers=options.peers or None,
+            client_mode=not options.listen,
+            record_validator=OwnRecordsOnly(),
+            wait_timeout=ANSWER_SECONDS,
+            cache_locally=False,  # a coordinator that moved is to be found at once
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_size=1,
+            ensure_bootstrap_success=bool(options.peers),
+            strict=False,
+        )
+    except FAILURES as error:
+        raise Unreachable(
+            f"no gateway answers at {', '.join(options.peers)} ({_line(error)}): is one running there, is this "
+            f"machine's clock right? Here it is {time.strftime('%H:%M:%S', time.gmtime())} UTC; 3 s are allowed"
+        ) from None
+    dht.protocol.storage.maxsize = MAX_RECORDS
+    return dht
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,90 @@
+"""A run whose nodes know no address but a gateway's."""
+
+import pytest
+from e2e.harness import Run, until
+from p2p.gateways import LISTEN, multiaddr, start
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def test_nodes_find_a_coordinator_through_a_gateway_and_again_when_it_has_moved(run: Run) -> None:
+    start(run, "g", "--listen", LISTEN, "--relay")
+    place = multiaddr(run, "g")
+    run.start("security.tls=on")
+    start(run, "cg", "--peer", place, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, "--dht", place)
+    assert f"@dht{place}/" in url
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("three rounds of both", lambda: run.committed() >= 3 and run.contributors() == 2, 180)
+    assert run.member("a")["node_id"] != run.member("b")["node_id"]
+    before = {name: run.member(name)["node_id"] for name in ("a", "b")}
+
+    move_coordinator(run)
+    assert {name: run.member(name)["node_id"] for name in ("a", "b")} == before
+    run.whole(3)
+
+
+def move_coordinator(run: Run) -> None:
+    """Kill the coordinator, start it at another address, and wait for rounds of both there."""
+    committed = run.committed()
+    run.coordinator.kill()
+    run.coordinator.wait()
+    run._ports = ("--listen", "127.0.0.1:0", "--http", run.page.removeprefix("http://"))
+    run.restart()
+    until("the page", lambda: run.run())
+    until("rounds after it moved", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+
+
+def test_a_run_goes_on_when_its_gateway_was_away_and_its_coordinator_moves_then(run: Run) -> None:
+    relay = start(run, "g", "--listen", LISTEN, "--relay")
+    place = multiaddr(run, "g")
+    run.start("security.tls=on")
+    start(run, "cg", "--peer", place, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, "--dht", place)
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("a round of both", lambda: run.committed() >= 1 and run.contributors() == 2, 180)
+    relay.terminate()
+    relay.wait()
+    listen = place.rpartition("/p2p/")[0]
+    committed = run.committed()
+    start(run, "g", "--listen", listen, "--relay")
+    until("rounds of both", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+    move_coordinator(run)
+    run.whole(committed)
+
+
+def test_a_node_goes_on_when_its_gateway_is_killed(run: Run) -> None:
+    start(run, "g", "--listen", LISTEN, "--relay")
+    place = multiaddr(run, "g")
+    run.start("security.tls=on")
+    start(run, "cg", "--peer", place, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, "--dht", place)
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("a round of both", lambda: run.committed() >= 1 and run.contributors() == 2, 180)
+    before = run.member("a")["node_id"]
+    (gateway,) = [p for p in run.family("a") if "gateway" in p.cmdline()]
+    gateway.kill()
+    until("its end", lambda: "the gateway's process ended" in run.log("a"))
+    committed = run.committed()
+    until("rounds of both", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+    assert run.member("a")["node_id"] == before
+
+
+def test_a_run_goes_on_by_another_relay(run: Run) -> None:
+    relays = [start(run, name, "--listen", LISTEN, "--relay") for name in ("g", "h")]
+    places = [multiaddr(run, name) for name in ("g", "h")]
+    run.start("security.tls=on")
+    peers = [word for place in places for word in ("--peer", place)]
+    start(run, "cg", *peers, "--coordinator", str(run.folder / "c"))
+    url = run.invite(2, *(word for place in places for word in ("--dht", place)))
+    for name in ("a", "b"):
+        run.join(url, name)
+    until("a round of both", lambda: run.committed() >= 1 and run.contributors() == 2, 180)
+    relays[0].kill()
+    relays[0].wait()
+    committed = run.committed()
+    until("rounds of both", lambda: run.committed() > committed + 2 and run.contributors() == 2, 180)
+    run.whole(committed)
