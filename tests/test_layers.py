@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
     "node.service": {"comm", "node", "node.daemon", "node.outer"},
-    "node.cli": {"comm", "comm.config", "node", "node.daemon", "node.service"},
+    "node.cli": {"comm", "node", "node.daemon", "node.service"},
     "node.checks": {
         *("comm", "comm.config", "comm.proto", "comm.transport"),
         *("node", "node.checkpoint", "node.control", "node.data", "node.outer"),
