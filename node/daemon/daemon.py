@@ -52,6 +52,7 @@ from atoll.node.trainer_channel import (
     Evaluated,
     Finish,
     Hello,
+    Hold,
     Initialise,
     Initialised,
     LogLine,
@@ -253,8 +254,10 @@ class Daemon:
             case ef.OrderEvaluation(round_):
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
-            case ef.FinishTraining(round_):
-                self._supervisor.send(Finish(round_))
+            case ef.FinishTraining(round_, rest):
+                self._supervisor.send(Finish(round_, rest))
+            case ef.HoldTraining(round_):
+                self._supervisor.send(Hold(round_))
             case ef.EndTrainer(seconds):
                 log.warning(f"the trainer made no progress for {seconds:.0f} s: it is ended")
                 self._pulse.at = time.monotonic()
@@ -287,6 +290,8 @@ class Daemon:
                 reports.contribution(round_, contribution)
             case ef.ReportEvaluated(round_, loss):
                 reports.loss(round_, loss)
+            case ef.Depart():
+                self._over.set()
             case ef.RunFinished():
                 if not self._finished:
                     log.info("the run is finished")

@@ -63,6 +63,7 @@ from atoll.node.trainer_channel import (
     Evaluated,
     Finish,
     Hello,
+    Hold,
     Initialise,
     Initialised,
     LogLine,
@@ -267,7 +268,7 @@ class Participant:
                 return (yield from self._train(command))
             case Evaluate(round=number):
                 self._measure(number, in_training=False)
-            case Finish() | Stop():  # its round was ready when it came
+            case Finish() | Hold() | Stop():  # its round was ready when it came
                 pass
             case _:
                 assert_never(command)
@@ -403,9 +404,11 @@ class Participant:
     def _heed(self, cursor: TrainingCursor, command: ToTrainer) -> ToTrainer | None:
         """Carry out what can be between two steps; else return the command."""
         match command:
-            case Finish(round=number):
+            case Finish(round=number, rest=rest):
                 if number == cursor.order.round and not cursor.ahead:  # else it had handed over when it came
-                    cursor.finishing = True
+                    cursor.finishing, cursor.rests = True, rest
+            case Hold(round=number):
+                cursor.rests = cursor.rests or (number == cursor.order.round and cursor.ahead)
             case Train(continues=True) if cursor.ahead:
                 cursor.go_on(command)
                 self._foresee(cursor)

@@ -142,8 +142,10 @@ class Node(Process):
                 self._train(effect)
             case ef.OrderEvaluation(round_):
                 self.trainer.busy(0.1, lambda: self.feed(channel.Evaluated(round_, 2.0)))
-            case ef.FinishTraining(round_):
-                self.trainer.finish(round_)
+            case ef.FinishTraining(round_, rest):
+                self.trainer.finish(round_, rest)
+            case ef.HoldTraining(round_):
+                self.trainer.hold(round_)
             case ef.EndTrainer():
                 self.say("ends its trainer, which made no progress")
                 self.trainer.die()
@@ -189,6 +191,10 @@ class Node(Process):
                 self._report_ready(round_, contribution)
             case ef.ReportEvaluated(round_, loss):
                 self.reports.loss(round_, loss)
+            case ef.Depart():
+                self.say("leaves, all that it trained is committed")
+                self.control.leave("stopped by its operator")
+                self.world.kill(self)
             case ef.RunFinished():
                 self.world.over(self)
             case _:

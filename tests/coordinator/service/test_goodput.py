@@ -15,7 +15,15 @@ def test_inner_time_counts_once_a_commit_used_it() -> None:
     meter.record_phase(A, "sync", 30)
     meter.record_commit([A], 32)
     meter.record_phase(A, "inner", 32)
-    expected = {"recovering": 10.0, "inner": 24.0, "sync": 2.0, "waiting": 0.0, "down": 0.0, "lost": 0.0}
+    expected = {
+        "recovering": 10.0,
+        "inner": 24.0,
+        "sync": 2.0,
+        "waiting": 0.0,
+        "paused": 0.0,
+        "down": 0.0,
+        "lost": 0.0,
+    }
     assert meter.seconds(36) == expected
 
 

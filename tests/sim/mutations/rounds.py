@@ -53,7 +53,7 @@ MUTATIONS = [
     Mutation(
         "who was out for a stall is waited for again",
         C + "state_machine/members.py",
-        "idle=known is not None and known.idle,",
+        "idle=known is not None and known.rests,",
         "idle=False,",
         SCENARIOS,
     ),
