@@ -69,6 +69,7 @@ class Train(msgspec.Struct, tag=True, frozen=True):
     state: str = ""  # digest of the state that the anchor is of, in hexadecimal digits; empty: not told
     # That round's work held NaN or infinity: neither moments since then nor copies may be used; 0: there is none.
     doubted_round: int = 0
+    duty: float = 1.0  # share of the time in which it computes: it rests between inner steps
 
 
 class Evaluate(msgspec.Struct, tag=True, frozen=True):

@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.data": {"comm", "comm.config", "node"},
     "node.state_machine": {"comm", "comm.proto", "node"},
     "node.control": {"comm", "comm.allreduce", "comm.proto", "comm.transport"},
+    "node.manners": {"comm", "comm.config", "node"},
     "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "outer_opt"},
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
@@ -65,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.engines": {"comm", "comm.config", "node", "node.participant", "node.trainer"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
-        *("node", "node.checkpoint", "node.control", "node.data", "node.outer", "node.recovery"),
+        *("node", "node.checkpoint", "node.control", "node.data", "node.manners", "node.outer", "node.recovery"),
         "node.state_machine",
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
@@ -86,8 +87,8 @@ DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
-    "digest errors evidence extras faults files folders fragment_schedule ids invite leases log plan rate_limits "
-    "receipts replace signatures strangers strikes terminal workers",
+    "digest durations errors evidence extras faults files folders fragment_schedule ids invite leases log "
+    "pause_reasons plan rate_limits receipts replace signatures strangers strikes terminal workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
@@ -104,6 +105,7 @@ DOORS: dict[str, str] = {
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports tls_channel",
+    "node.manners": "byte_account limits may_train sensors",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",

@@ -41,6 +41,7 @@ from atoll.node.participant.daemon_link import (
     failures_reported,
     script_place,
 )
+from atoll.node.participant.duty import rest
 from atoll.node.participant.figures import RankMemory, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.health import TrainingHealth
@@ -349,6 +350,9 @@ class Participant:
             self._report_target(cursor)
 
     def _begin_step(self, cursor: TrainingCursor) -> None:
+        if cursor.order.duty < 1:
+            self._watchdog.rest()
+            rest(self._meter.last, cursor.order.duty, self._link.has_command)
         fault_point("trainer.step")
         self._watchdog.tick()
         factor = self._checkpoint.rewarming.next_factor()

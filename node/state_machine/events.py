@@ -81,9 +81,11 @@ class Rejoined:
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged:
-    """The node may take no inner steps from now on, or may again."""
+    """The node may take no inner steps from now on, or may again. `saves_bytes`: nor fetch a state, as long as
+    that lasts."""
 
     paused: bool
+    saves_bytes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

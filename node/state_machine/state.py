@@ -214,6 +214,7 @@ class State:
     unusable: UnusableWork | None = None
     turns: FragmentTurns | None = None  # None: a round exchanges the whole model
     paused: bool = False  # it may take no inner steps for now
+    saves_bytes: bool = False  # nor fetch a state
     parting: Parting | None = None  # None: it stays
 
     @property

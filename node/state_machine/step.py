@@ -172,8 +172,8 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             return _not_moved(state, round_, out)
         case Rejoined():
             return _in_new_session(state, out)
-        case PauseChanged(paused):
-            return replace(state, paused=paused)
+        case PauseChanged(paused, saves_bytes):
+            return replace(state, paused=paused, saves_bytes=saves_bytes)
         case PartingAsked():
             return replace(state, parting=state.parting or Parting(_round_at_hand(state)))
         case _:
@@ -392,6 +392,8 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
         return replace(state, outer=Moving(Move.FALL_BACK, before))
     if not view.has_state or not view.state_digest or not view.donors or not up:
         return state  # nobody has it yet, the others are still applying; or the vectors are not there yet
+    if state.saves_bytes:
+        return state
     if view.you == "joining":
         return state  # whether this node's model is the run's is not known: another's state would seem damaged
     rebase = state.work is not None or (state.turns is not None and state.turns.from_local)

@@ -1,0 +1,107 @@
+"""A node that its owner pauses, limits and takes out while the run goes on: real processes, the commands of the
+command line."""
+
+import json
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+from e2e.harness import ATOLL, Run, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+
+def tell(run: Run, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`atoll node WORDS` to the node's daemon."""
+    command = [*ATOLL, "node", words[0], "--state-dir", str(run.folder / name), *words[1:]]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def status(run: Run, name: str) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(tell(run, name, "status", "--json").stdout or "{}")
+    return said
+
+
+def paused(run: Run, name: str) -> bool:
+    return bool(status(run, name).get("state") == "paused")
+
+
+def test_a_paused_node_contributes_what_it_has_is_not_waited_for_and_leaves_after_its_commit(run: Run) -> None:
+    run.start("rounds.inner_steps=30", "rounds.quorum=1.0")
+    url = run.invite(3)
+    run.join(url, "one"), run.join(url, "two")
+    until("a commit of both", lambda: run.contributors() == 2)
+    two = run.member("two")["node_id"]
+
+    done = tell(run, "two", "pause", "--for", "2h")
+    assert done.returncode == 0 and "its owner told it to" in done.stdout, done.stderr
+    until("the pause", lambda: paused(run, "two"))
+    at = run.committed()
+    until("two commits without it", lambda: run.committed() >= at + 3)
+    last = run.rounds()[-1]
+    assert two not in last["contributors"], "it takes no steps"
+    until("that the page says why", lambda: "its owner told it to" in run.member("two")["reason"])
+    until("its state of then", lambda: status(run, "two")["round"] >= at + 3)
+    assert run.run()["goodput_seconds"]["paused"] > 0
+
+    assert tell(run, "two", "resume").returncode == 0
+    until("a commit of both again", lambda: run.contributors() == 2)
+    assert tell(run, "two", "finish").returncode == 0
+    assert run.nodes["two"].wait(60) == 0, run.log("two")
+    records = run.rounds()
+    mine = [r for r in records if two in r["contributors"]]
+    order = [
+        int(line.split("round ")[1].split(":")[0])
+        for line in run.log("two").splitlines()
+        if " inner steps" in line
+    ]
+    assert mine[-1]["round"] >= order[-1], "the last round that it trained in is committed with it"
+    run.whole(len(records))
+    samples = (
+        [tuple(s) for r in records for ranges in r["samples"].values() for s in ranges]
+        if "samples" in records[0]
+        else []
+    )
+    assert len(samples) == len(set(samples))
+
+
+def test_a_node_that_is_told_to_end_has_what_it_trained_committed_first(run: Run) -> None:
+    run.start("rounds.inner_steps=30")
+    url = run.invite(2)
+    run.join(url, "one"), run.join(url, "two")
+    until("a commit of both", lambda: run.contributors() == 2)
+    two = run.member("two")["node_id"]
+    run.nodes["two"].send_signal(signal.SIGTERM)
+    assert run.nodes["two"].wait(25) == 0, run.log("two")
+    until("another commit", lambda at=run.committed(): run.committed() > at)
+    records = run.rounds()
+    order = [
+        int(line.split("round ")[1].split(":")[0])
+        for line in run.log("two").splitlines()
+        if " inner steps" in line
+    ]
+    assert [r["round"] for r in records if two in r["contributors"]][-1] == order[-1]
+    run.whole(len(records))
+
+
+def test_limits_are_told_to_a_running_node_and_kept_for_its_next_life(run: Run) -> None:
+    run.start()
+    url = run.invite(1)
+    run.join(url, "one", "upload=30")
+    until("a commit", lambda: run.committed() >= 1)
+    for wrong in ("hours=7", "colour=red", "gpu_duty=0", "upload=fast"):
+        refused = tell(run, "one", "limits", wrong)
+        assert (
+            refused.returncode != 0 and "Traceback" not in refused.stderr and wrong.split("=")[0] in refused.stderr
+        )
+    assert tell(run, "one", "limits", "upload=20", "gpu_duty=0.5", "hours=00:00-24:00").returncode == 0
+    limits = status(run, "one")["limits"]
+    assert (limits["upload"], limits["gpu_duty"], limits["hours"]) == (20.0, 0.5, "00:00-24:00")
+    run.kill("one")
+    run.nodes["one"].wait()
+    run.join(url, "one", "upload=30")
+    until("its next life", lambda: status(run, "one").get("limits", {}).get("upload") == 20.0)
+    assert tell(run, "one", "limits", "upload=", "daily=0.000001").returncode == 0
+    limits = status(run, "one")["limits"]
+    assert (limits["upload"], limits["daily"]) == (30.0, 1e-6)
