@@ -134,6 +134,11 @@ class Node(Process):
             self._act(effect)
         self.world.moved(self)
 
+    def wish(self, event: node_ev.PauseChanged | node_ev.PartingAsked) -> None:
+        """Its owner wants this."""
+        if self.alive:
+            self.wake(self.feed, event)
+
     def _act(self, effect: ef.Effect) -> None:
         match effect:
             case ef.OrderInitialisation():
@@ -192,13 +197,21 @@ class Node(Process):
             case ef.ReportEvaluated(round_, loss):
                 self.reports.loss(round_, loss)
             case ef.Depart():
-                self.say("leaves, all that it trained is committed")
-                self.control.leave("stopped by its operator")
-                self.world.kill(self)
+                invariants.who_departs_takes_nothing_along(self)
+                self._depart()
             case ef.RunFinished():
                 self.world.over(self)
             case _:
                 assert_never(effect)
+
+    def _depart(self) -> None:
+        """Leave, as soon as the run's state survives without it: who alone has it could not be brought back."""
+        if self.world.faults.may_go([self]):
+            self.say("leaves, all that it trained is committed")
+            self.control.leave("stopped by its operator")
+            self.world.kill(self)
+        else:
+            self.later(0.5, self._depart)
 
     # Training
 
