@@ -205,8 +205,15 @@ def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in said.items():
         label = "state of round" if key == "round" else key.replace("_", " ")
         match key, value:
-            case (("recovery" | "phase" | "limits"), _):  # of interest to scripts
+            case (("recovery" | "phase"), _):  # of interest to scripts
                 continue
+            case "limits", dict():
+                usual = NodeConfig()
+                told = (
+                    f"{k}={value_words(v)}" for k, v in value.items() if k != "disk" and v != getattr(usual, k)
+                )
+                if words := " ".join(told):
+                    yield label, words
             case "mfu", None if said.get("tokens_per_s"):
                 yield label, "unknown"
             case _, "" | None | -1:

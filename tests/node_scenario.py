@@ -22,6 +22,8 @@ held [ATTEMPT] [WORD]       every sealed chunk of the round's attempt is here; W
 trained                     `steps`, `ready` (only that is said)
 commit                      `trained`, `reducing`, `held`, the next `round`, its `state` (only that is said)
 rejoined                    a new session with the coordinator
+pause [bytes] / resume      its owner says that it may take no steps, and is to save bytes / that it may again
+part                        it is to leave once what it trained is committed
 slow / written              what is to be reported waits for the disk / no longer does
 show                        the machine's state
 
@@ -178,7 +180,7 @@ class Run:
             case "still":
                 self.feed(ev.TrainerSilent(float(words[0])))
             case "pause":
-                self.feed(ev.PauseChanged(True))
+                self.feed(ev.PauseChanged(True, "bytes" in words))
             case "resume":
                 self.feed(ev.PauseChanged(False))
             case "part":

@@ -121,6 +121,11 @@ class Member:
         return self.idle or self.paused
 
     @property
+    def measures(self) -> bool:
+        """Whether its trainer can measure a validation loss now."""
+        return self.evaluates and not self.paused
+
+    @property
     def shown_state(self) -> str:
         """The state as people are shown it: "suspect" for whoever is suspected."""
         return self.state if self.suspected is None else "suspect"

@@ -114,7 +114,7 @@ def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effe
     participants = dict(sorted(entered.items(), key=lambda entry: order(entry[0])))
     every = state.config.data.eval_every * state.turns.fragments
     due = state.committed % every == 0 and not _evaluated_before(state)
-    able = [n for n in participants if state.members.here[n].evaluates and not state.members.here[n].paused]
+    able = [n for n in participants if state.members.here[n].measures]
     able = [n for n in able if n in state.makers] or able  # the first to have the new state
     attempts = state.round.ledger.attempt if state.round.number == number else 0
     return replace(

@@ -51,6 +51,27 @@ MUTATIONS = [
         SCENARIOS,
     ),
     Mutation(
+        "who is paused is waited for",
+        C + "state_machine/members.py",
+        "return self.idle or self.paused",
+        "return self.idle",
+        SCENARIOS,
+    ),
+    Mutation(
+        "who is no longer paused is waited for before it has taken a step",
+        C + "state_machine/members.py",
+        "says_paused=False, idle=True,",
+        "says_paused=False, idle=False,",
+        SCENARIOS,
+    ),
+    Mutation(
+        "a paused evaluator is waited for",
+        C + "state_machine/state.py",
+        "return member is None or not member.paused",
+        "return True",
+        SCENARIOS,
+    ),
+    Mutation(
         "who was out for a stall is waited for again",
         C + "state_machine/members.py",
         "idle=known is not None and known.rests,",
@@ -125,13 +146,13 @@ MUTATIONS = [
     Mutation(
         "who cannot evaluate is asked to",
         C + "state_machine/rounds.py",
-        "    able = [n for n in participants if state.members.here[n].evaluates]\n",
+        "    able = [n for n in participants if state.members.here[n].measures]\n",
         "    able = list(participants)\n",
     ),
     Mutation(
         "who cannot evaluate is asked for the last loss",
         C + "state_machine/state_sync.py",
-        "(able := [n for n in state.holders if here[n].evaluates]):",
+        "(able := [n for n in state.holders if here[n].measures]):",
         "(able := list(state.holders)):",
         SCENARIOS,
     ),
