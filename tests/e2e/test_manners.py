@@ -11,6 +11,7 @@ import pytest
 from e2e.harness import ATOLL, Run, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
+CHUNK_BYTES = 4096 * 4  # of the tiny run, whatever the codec
 
 
 def tell(run: Run, name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -100,3 +101,24 @@ def test_limits_are_told_to_a_running_node_and_kept_for_its_next_life(run: Run) 
     assert tell(run, "one", "limits", "upload=", "daily=0.000001").returncode == 0
     limits = status(run, "one")["limits"]
     assert (limits["upload"], limits["daily"]) == (30.0, 1e-6)
+
+
+def test_a_node_whose_bytes_of_the_day_are_spent_pauses_and_exchanges_nothing_more(run: Run) -> None:
+    run.start()
+    url = run.invite(2)
+    run.join(url, "one"), run.join(url, "two")
+    until("commits of both", lambda: run.committed() >= 3 and run.contributors() == 2)
+    spent = status(run, "two")["bytes_this_day"]
+    limit = spent + 400_000  # more than a round takes
+    assert tell(run, "two", "limits", f"daily={limit / 1e9:.9f}").returncode == 0
+    until("the pause", lambda: paused(run, "two"))
+    said = status(run, "two")
+    assert said["reason"] == said["paused"] == "the bytes of this day are spent"
+    assert spent < said["bytes_this_day"] <= limit + CHUNK_BYTES
+    at = run.committed()
+    until("commits without it", lambda: run.committed() >= at + 3)
+    assert status(run, "two")["bytes_this_day"] <= limit + CHUNK_BYTES
+    assert status(run, "two")["round"] <= at, "it fetches nothing"
+    assert tell(run, "two", "limits", "daily=").returncode == 0
+    until("a commit of both again", lambda: run.contributors() == 2)
+    run.whole(run.committed() - 1)
