@@ -5,7 +5,6 @@ import asyncio
 import json
 import logging
 import math
-import re
 import threading
 import time
 import urllib.error
@@ -26,6 +25,7 @@ from atoll.comm.config.methods import check_real, simulated_only
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, tokens_per_step
 from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.config.shipped import method_file, run_file
+from atoll.comm.durations import duration
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
 from atoll.comm.peer_names import peer_of_multiaddr
 from atoll.comm.terminal import plural, say
@@ -200,7 +200,7 @@ def invite(
     An invite that is revoked lets no further node in; those that came with it stay. It also ends when a node that
     came with it is banned.
     """
-    until = time.time() + duration(expires)
+    until = time.time() + duration("--expires", expires)
     from atoll.coordinator.server import invite_url, invites, revoke_invites
 
     if list_ or revoke:
@@ -359,14 +359,6 @@ def _warn_of_problems(config: RunConfig) -> None:
         _look_ahead(config, logger.warning)
     except AtollError as error:
         logger.warning(f"nodes will end with: {error}")
-
-
-def duration(text: str) -> float:
-    """Seconds of `90s`, `30m`, `48h`, `7d`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if match is None:
-        raise ConfigError(f"--expires is {text!r}: write a number and s, m, h or d, for example 48h")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def fetch(url: str, timeout: float = 5.0) -> Any:

@@ -1,4 +1,5 @@
-"""The volunteer's commands, `atoll node join|status|top|leave` and those that install a node and remove it."""
+"""The volunteer's commands, `atoll node join|status|top|pause|resume|limits|finish|leave`, and those that install a
+node and remove it."""
 
 import asyncio
 import json
@@ -14,6 +15,7 @@ import click
 
 from atoll.comm import log
 from atoll.comm.descriptors import raise_limit
+from atoll.comm.durations import duration
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
 from atoll.comm.invite import Invite, parse, split_host_port
@@ -122,7 +124,9 @@ def join(
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, cache (20 GB), model, base, titan;
     machines, machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
-    congestion; durable, disk (GB), files. A command behind -- takes neither device=cuda nor ranks: it has its own.
+    congestion; durable, disk (GB), files; hours, daily, monthly (GB), battery, metered, idle_only, gpu_temperature,
+    gpu_duty: these limits are explained by `atoll node limits --help`. A command behind -- takes neither device=cuda
+    nor ranks: it has its own.
 
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
@@ -303,11 +307,15 @@ def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in said.items():
         label = "state of round" if key == "round" else key.replace("_", " ")
         match key, value:
-            case (
-                ("recovery" | "phase" | "limits" | "exchange" | "steps_at_most" | "training_round"),
-                _,
-            ):  # of interest to scripts
+            case (("recovery" | "phase" | "exchange" | "steps_at_most" | "training_round"), _):  # for scripts
                 continue
+            case "limits", dict():
+                usual = NodeConfig()
+                told = (
+                    f"{k}={value_words(v)}" for k, v in value.items() if k != "disk" and v != getattr(usual, k)
+                )
+                if words := " ".join(told):
+                    yield label, words
             case "mfu", None if said.get("tokens_per_s"):
                 yield label, "unknown"
             case _, "" | None | -1:
@@ -323,7 +331,7 @@ def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @node.command()
 @state_dir_option
 def leave(state_dir: Path) -> None:
-    """Let the daemon leave the run and stop."""
+    """Let the daemon leave the run and stop, at once: what it has trained in this round is lost."""
     from atoll.node.daemon.control_socket import ask
 
     ask(state_dir.expanduser(), "leave")
@@ -362,6 +370,73 @@ def check_join(context: click.Context) -> CheckedJoin:
             "chooses its devices itself, and torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
         )
     return CheckedJoin(invite, url, config, state_dir, listen, command or ())
+
+
+@node.command()
+@state_dir_option
+def finish(state_dir: Path) -> None:
+    """Let the daemon leave the run and stop, once what it has trained is committed."""
+    from atoll.node.daemon.control_socket import ask
+
+    ask(state_dir.expanduser(), "finish")
+    click.echo("the node leaves the run once what it has trained is committed")
+
+
+@node.command()
+@click.option("--for", "span", default="", help="For how long: 90s, 30m, 2h, 7d; else until it is resumed.")
+@state_dir_option
+def pause(span: str, state_dir: Path) -> None:
+    """Let the machine train no more for now. What it has trained counts; it stays a member of the run."""
+    from atoll.node.daemon.control_socket import ask
+
+    seconds = (str(duration("--for", span)),) if span else ()
+    said = ask(state_dir.expanduser(), "pause", *seconds)
+    click.echo(f"the node pauses: {said['paused']}")
+
+
+@node.command()
+@state_dir_option
+def resume(state_dir: Path) -> None:
+    """Let the machine train again, as far as its limits do."""
+    from atoll.node.daemon.control_socket import ask
+
+    said = ask(state_dir.expanduser(), "resume")
+    click.echo(f"the node stays paused: {said['paused']}" if said["paused"] else "the node trains again")
+
+
+@node.command()
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@state_dir_option
+@click.option("--json", "as_json", is_flag=True)
+def limits(settings: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
+    """Show the limits of the running node, or change some of them. What is told here is kept, above
+    STATE_DIR/node.yaml and the command line, until `KEY=` takes it back.
+
+    hours=22:00-07:00 of the day; daily=, monthly= GB of the exchange with peers, up and down; upload=, download=
+    Mbit/s; battery=false, metered=false, idle_only=true; gpu_temperature= degrees Celsius; gpu_duty= share of the
+    time, 0.01 to 1, and threads=, both from the next round on.
+    """
+    from atoll.node.daemon.control_socket import ask
+
+    said = ask(state_dir.expanduser(), "limits", *settings)
+    if as_json:
+        click.echo(json.dumps(said))
+        return
+    for key, value in said["limits"].items():
+        click.echo(f"{key:>18}  {value_words(value)}{'  (told to the node)' * (key in said['told'])}")
+    if said["paused"]:
+        click.echo(f"the node pauses: {said['paused']}")
+
+
+def value_words(value: Any) -> str:
+    """A limit's value as it is written."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value) or "-"
 
 
 def check_command(command: tuple[str, ...], role: str) -> None:

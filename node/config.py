@@ -62,6 +62,15 @@ class NodeConfig:
     # seconds between copies of what a trainer has of a round, which a crash spares: in memory where that has room,
     # else on the disk, and then as rarely as it takes to write 100 GB a day; 0: none
     copy_interval: float = 60.0
+    # Limits, which `atoll node limits` changes while the node runs; in that order of weight when several apply.
+    hours: str = ""  # of the day in which it trains, such as 22:00-07:00, by this machine's clock; empty: all
+    daily: float = 0.0  # GB a day that the exchange with peers may take, up and down together; 0: no limit
+    monthly: float = 0.0  # GB a month, the same
+    battery: bool = True  # train on battery
+    metered: bool = True  # train on a link that NetworkManager says is metered
+    idle_only: bool = False  # train only while nobody else uses this machine
+    gpu_temperature: float = 0.0  # degrees Celsius above which no GPU is worked further; 0: no limit
+    gpu_duty: float = 1.0  # share of the time that the trainer computes, GPU or not: it rests between inner steps
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
 
 
@@ -114,6 +123,15 @@ def check(config: NodeConfig) -> None:
     for key, rate in (("upload", config.upload), ("download", config.download)):
         if not 0 <= rate < 1e9:
             raise ConfigError(f"{key} is {rate:g}: it must be 0 (no limit) or a number of Mbit/s")
+    for key, amount in (("daily", config.daily), ("monthly", config.monthly)):
+        if not 0 <= amount < 1e9:
+            raise ConfigError(f"{key} is {amount:g}: it must be 0 (no limit) or a number of GB")
+    if not 0.01 <= config.gpu_duty <= 1:
+        raise ConfigError(f"gpu_duty is {config.gpu_duty:g}: it must be a share of the time, 0.01 ... 1")
+    if not (config.gpu_temperature == 0 or 30 <= config.gpu_temperature <= 120):
+        raise ConfigError(
+            f"gpu_temperature is {config.gpu_temperature:g}: it must be 0 (no limit) or 30 ... 120 degrees Celsius"
+        )
     if not 0 <= config.streams <= 16:
         raise ConfigError(f"streams is {config.streams}: it must be 0 (automatic) or 1 ... 16")
     if not 0 <= config.disk < 1e9:

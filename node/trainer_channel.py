@@ -8,7 +8,7 @@ restarts the trainer.
     trainer                          daemon
     Preparing... Hello(layout)  ->
                          <-------    Attach(vectors)
-                         <-------    Initialise | Train | Evaluate | Finish | Stop
+                         <-------    Initialise | Train | Evaluate | Finish | Hold | Stop
     Initialised | Progress... Reached... Ready | BadArithmetic | Waits
     | Evaluated | LoopLeft | LogLine | Failed   ------->
 
@@ -69,6 +69,7 @@ class Train(msgspec.Struct, tag=True, frozen=True):
     state: str = ""  # digest of the state that the anchor is of, in hexadecimal digits; empty: not told
     # That round's work held NaN or infinity: neither moments since then nor copies may be used; 0: there is none.
     doubted_round: int = 0
+    duty: float = 1.0  # share of the time in which it computes: it rests between inner steps
 
 
 class Evaluate(msgspec.Struct, tag=True, frozen=True):
@@ -79,6 +80,14 @@ class Evaluate(msgspec.Struct, tag=True, frozen=True):
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
     """Stop after the inner step at hand, or at the floor, and answer `Ready` with what there is."""
+
+    round: int
+    rest: bool = False  # take no steps ahead from there
+
+
+class Hold(msgspec.Struct, tag=True, frozen=True):
+    """Go no further ahead of that round's `Ready` than the inner step at hand, and answer `Waits`, until told to
+    `Train` on."""
 
     round: int
 
@@ -178,7 +187,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     sentence: str
 
 
-ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
+ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Hold | Stop
 ToDaemon = (
     Preparing
     | Hello

@@ -22,6 +22,8 @@ held [ATTEMPT] [WORD]       every sealed chunk of the round's attempt is here; W
 trained                     `steps`, `ready` (only that is said)
 commit                      `trained`, `reducing`, `held`, the next `round`, its `state` (only that is said)
 rejoined                    a new session with the coordinator
+pause [bytes] / resume      its owner says that it may take no steps, and is to save bytes / that it may again
+part                        it is to leave once what it trained is committed
 slow / written              what is to be reported waits for the disk / no longer does
 show                        the machine's state
 
@@ -177,6 +179,12 @@ class Run:
                 self.feed(ev.AttemptComplete(attempt, root(f"{self.round} {word}".strip())))
             case "still":
                 self.feed(ev.TrainerSilent(float(words[0])))
+            case "pause":
+                self.feed(ev.PauseChanged(True, "bytes" in words))
+            case "resume":
+                self.feed(ev.PauseChanged(False))
+            case "part":
+                self.feed(ev.PartingAsked())
             case "rejoined":
                 self.feed(ev.Rejoined())
             case "slow":
@@ -250,8 +258,10 @@ def shown(effect: ef.Effect) -> str:
             return "; ".join([f"train round {view.train.round} on {ranges}, from {start}", *how])
         case ef.OrderEvaluation(round_):
             return f"evaluate state {round_}"
-        case ef.FinishTraining(round_):
-            return f"finish the inner steps of round {round_}"
+        case ef.FinishTraining(round_, rest):
+            return f"finish the inner steps of round {round_}{', and take none ahead' * rest}"
+        case ef.HoldTraining(round_):
+            return f"go no further ahead of round {round_}"
         case ef.EndTrainer():
             return "end the trainer"
         case ef.LeaveRun(sentence):
@@ -284,6 +294,8 @@ def shown(effect: ef.Effect) -> str:
             return f"report {shown_steps(c.samples, c.skipped, c.front, c.steps, round_, c.loss, c.fresh)}"
         case ef.ReportEvaluated(round_, loss):
             return f"report a loss of {loss:g} of state {round_}"
+        case ef.Depart():
+            return "leave the run: all that was trained is committed"
         case ef.RunFinished():
             return "the run is finished"
 

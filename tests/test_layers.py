@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.data": {"comm", "comm.config", "node"},
     "node.state_machine": {"comm", "comm.proto", "node"},
     "node.control": {"comm", "comm.allreduce", "comm.config", "comm.proto", "comm.transport"},
+    "node.manners": {"comm", "comm.config", "node"},
     "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "outer_opt"},
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
@@ -66,8 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.gateway": {"comm", "comm.transport"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
-        *("node", "node.checkpoint", "node.checks", "node.control", "node.data", "node.gateway", "node.outer"),
-        *("node.recovery", "node.state_machine"),
+        *("node", "node.checkpoint", "node.checks", "node.control", "node.data", "node.gateway", "node.manners"),
+        *("node.outer", "node.recovery", "node.state_machine"),
     },
     "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
     "node.service": {"comm", "node", "node.daemon", "node.outer"},
@@ -92,9 +93,9 @@ DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
-    "digest errors evidence exit_codes extras faults files folders fragment_schedule gateway_note ids "
-    "invite leases log peer_names plan rate_limits readiness receipts replace signatures status_line "
-    "strangers strikes terminal workers xdg",
+    "digest durations errors evidence exit_codes extras faults files folders fragment_schedule gateway_note ids "
+    "invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace signatures "
+    "status_line strangers strikes terminal workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
@@ -113,6 +114,7 @@ DOORS: dict[str, str] = {
     "node.checks": "check machine needs reach",
     "node.control": "checkup client outbox reports",
     "node.gateway": "client",
+    "node.manners": "byte_account limits may_train sensors",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",

@@ -14,7 +14,7 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,6 +62,7 @@ class RateLimiter:
     def __init__(self, rate: float, burst: float = 0.25, within: "RateLimiter | None" = None) -> None:
         self.rate, self._burst, self._within = rate, burst, within
         self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
+        self.spent: Callable[[], bool] | None = None  # nothing passes while it says so
         self._changes = 0
 
     def change(self, rate: float) -> None:
@@ -76,12 +77,14 @@ class RateLimiter:
     @property
     def limits(self) -> bool:
         """Whether anything may have to wait."""
-        return self.rate > 0 or (self._within is not None and self._within.limits)
+        return self.rate > 0 or self.spent is not None or (self._within is not None and self._within.limits)
 
     async def take(self, size: int) -> None:
         """Wait until `size` bytes may pass."""
         if self._within is not None:
             await self._within.take(size)
+        while self.spent is not None and self.spent():
+            await asyncio.sleep(CAP_POLL_INTERVAL)
         if not (rate := self.rate):
             return
         clock = asyncio.get_running_loop().time
@@ -183,7 +186,7 @@ class Link:
     async def pull(self, place: memoryview, timeout: float | None, enough: int = 0) -> int:
         """Read some bytes as they come from the network into `place`, and return how many; 0: the other side has
         ended. To be woken for less than `enough` would be of no use; 0: than all of `place`."""
-        if self._down.rate:
+        if self._down.limits:
             place = place[:CAPPED_PIECE_BYTES]
         while True:
             try:

@@ -186,6 +186,18 @@ class DataPlane:
         """Bytes received, headers included."""
         return self._meter.down
 
+    def limit(self, up: float, down: float) -> None:
+        """Send and take in so many bytes a second at most from now on; 0: as much as there is."""
+        for limiter, rate in ((self._up, up), (self._down, down)):
+            if limiter.rate != rate:
+                limiter.change(rate)
+
+    def budget(self, spent: Callable[[], bool] | None, silent: Callable[[], bool] | None) -> None:
+        """Let nothing through while `spent` says so, and none of what is served to others while `silent` does.
+        None: there is no such limit."""
+        self._up.spent = self._down.spent = spent
+        self.peers.spare.spent = silent
+
     async def close(self) -> None:
         """Close the port and all connections."""
         await self.offering.close()

@@ -231,6 +231,7 @@ def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[st
         "address": member.address,
         "progress": vitals.progress,
         "trouble": vitals.trouble,
+        "pause": vitals.pause,
         "reason": _story(member, vitals),
     }
 
@@ -240,7 +241,8 @@ def _story(member: Member, vitals: Vitals) -> str:
     if member.state in (MemberState.EVICTED, MemberState.LEFT):
         return member.reason
     now = ": ".join(filter(None, (member.shown_reason, vitals.progress)))
-    return "; ".join(filter(None, (now, vitals.trouble)))
+    paused = vitals.pause and f"paused: {vitals.pause}"
+    return "; ".join(filter(None, (paused, now, vitals.trouble)))
 
 
 class _Run(Collector):

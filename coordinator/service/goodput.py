@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 
 from atoll.comm.ids import NodeId
 
-BUCKETS = ("inner", "sync", "recovering", "waiting", "down", "lost")
-BUCKET_OF_PHASE = {"inner": "open", "sync": "sync", "recovering": "recovering", "starting": "recovering"}
+BUCKETS = ("inner", "sync", "recovering", "waiting", "paused", "down", "lost")
+BUCKET_OF_PHASE = {
+    "inner": "open",
+    "sync": "sync",
+    "recovering": "recovering",
+    "starting": "recovering",
+    "paused": "paused",
+}
 
 
 @dataclass
@@ -26,7 +32,8 @@ class NodeGoodput:
     def move(self, bucket: str, now: float) -> None:
         """Book the time until `now` (seconds) and begin another bucket."""
         if not self.closed:
-            self.spent[self.bucket] += max(now - self.since, 0.0)
+            spent = self.spent.get(self.bucket, 0.0)  # an account of before may lack the bucket
+            self.spent[self.bucket] = spent + max(now - self.since, 0.0)
             self.bucket, self.since = bucket, now
 
     def settle(self, into: str, now: float) -> None:
@@ -81,11 +88,11 @@ class GoodputMeter:
         if (account := self.accounts.pop(node, None)) is not None:
             account.settle("lost", now)
             for bucket in BUCKETS:
-                self.past[bucket] += account.spent[bucket]
+                self.past[bucket] = self.past.get(bucket, 0.0) + account.spent.get(bucket, 0.0)
 
     def seconds(self, now: float) -> dict[str, float]:
         """Node-seconds in each bucket; open inner time counts as inner, for it may still be committed."""
-        total = dict(self.past)
+        total = {bucket: self.past.get(bucket, 0.0) for bucket in BUCKETS}
         for account in self.accounts.values():
             account.move(account.bucket, now)
             for bucket, spent in account.spent.items():

@@ -32,6 +32,7 @@ class Vitals:
     learning_rate: float = 0.0  # of the last inner step
     device_bytes: int = 0  # memory on its devices, the most there was at a time
     trainer_rss_bytes: int = 0  # of the trainer's processes; `rss_bytes` is the daemon's
+    pause: str = ""  # why it takes no inner steps for now, as its owner wants
 
 
 @dataclass

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from atoll.comm.bitmap import places
 from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, PublicKey, Round, is_pin
 from atoll.comm.invite import join_host_port, split_host_port
+from atoll.comm.pause_reasons import words_of
 from atoll.comm.peer_names import is_peer_host, peer_of_host
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
@@ -202,7 +203,8 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
 
 def heartbeat(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heartbeat:
     """The event of a heartbeat: the node's phase, round and inner step. Nothing in it is refused."""
-    return ev.Heartbeat(node, life, text(request.phase[:MAX_PHASE]), request.round, request.inner_step)
+    phase, paused = text(request.phase[:MAX_PHASE]), request.pause > 0
+    return ev.Heartbeat(node, life, phase, request.round, request.inner_step, paused)
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
@@ -222,6 +224,7 @@ def vitals(request: pb.HeartbeatRequest) -> Vitals:
         learning_rate=_figure(request.learning_rate, MAX_LEARNING_RATE),
         device_bytes=int(_figure(request.device_bytes, MAX_BYTES)),
         trainer_rss_bytes=int(_figure(request.trainer_rss_bytes, MAX_BYTES)),
+        pause=words_of(request.pause),
     )
 
 

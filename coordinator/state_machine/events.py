@@ -62,6 +62,7 @@ class Heartbeat:
     phase: str
     round: int
     inner_step: int
+    paused: bool = False  # it says that it may take no steps for now
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,22 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """The heartbeats' news that the node takes no inner steps for now, as its owner wants."""
+
+    node: NodeId
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The heartbeats' news that the node may take inner steps again."""
+
+    node: NodeId
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """The clock's verdict that the node is out."""
 
@@ -349,6 +366,8 @@ Event = (
     | Suspected
     | SuspicionCleared
     | Stepped
+    | Paused
+    | Resumed
     | Expired
     | Pardoned
     | Tick

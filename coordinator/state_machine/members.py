@@ -11,7 +11,9 @@ is trusted again, in the state that it has then.
 
 No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. A member
 that a round waited for in vain before its trainer had taken a step is *idle*: it is no part of a quorum, and no
-round waits for it, until it takes one. Times are the coordinator's.
+round waits for it, until it takes one. The same goes for one that is *paused*, as it says, until it has taken a
+step after that: who says so again and again delays no round. What it contributes is taken as ever. Times are the
+coordinator's.
 """
 
 from collections.abc import Container, Iterable
@@ -25,6 +27,8 @@ from atoll.coordinator.state_machine.events import (
     Event,
     Expired,
     Heartbeat,
+    Paused,
+    Resumed,
     Stepped,
     Suspected,
     SuspicionCleared,
@@ -33,6 +37,7 @@ from atoll.coordinator.state_machine.events import (
 # Members have so long to find a coordinator that was started again; their backoff ends below.
 RECONNECT_GRACE_SECONDS = 5.0
 MAX_DEPARTED = 1000  # members that are gone
+PAUSE_INTERVAL_SECONDS = 5.0  # between two pauses of a member that the journal hears of, at least
 REDUCER = "reducer"  # the role; any other trains
 VERIFIER = "verifier"  # the role of who replays others' rounds, and contributes nothing
 
@@ -78,7 +83,10 @@ class Member:
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
     step_before: tuple[int, int] = (0, 0)  # the same, of its earlier life
     stepped: bool = False  # its trainer has taken an inner step in this life
-    idle: bool = False  # was waited for in vain, and has taken no inner step since
+    idle: bool = False  # was waited for in vain, or paused, and has taken no inner step since
+    paused: bool = False  # takes no inner steps, as it says
+    says_paused: bool = False  # the same, as its last heartbeat has it
+    paused_at: float = -PAUSE_INTERVAL_SECONDS  # seconds; when it paused last
     reason: str = ""  # for its state
     suspected: str | None = None  # why it may be dead; None: it is trusted
     evaluates: bool = True  # its trainer can measure a validation loss
@@ -109,6 +117,16 @@ class Member:
         return self.suspected is None and self.state in states
 
     @property
+    def rests(self) -> bool:
+        """Whether no round waits for its steps."""
+        return self.idle or self.paused
+
+    @property
+    def measures(self) -> bool:
+        """Whether its trainer can measure a validation loss now."""
+        return self.evaluates and not self.paused
+
+    @property
     def shown_state(self) -> str:
         """The state as people are shown it: "suspect" for whoever is suspected."""
         return self.state if self.suspected is None else "suspect"
@@ -118,7 +136,7 @@ class Member:
         """The reason of the state that people are shown."""
         if self.suspected is not None:
             return self.suspected
-        waits = self.idle and self.state is MemberState.ACTIVE
+        waits = self.idle and not self.paused and self.state is MemberState.ACTIVE
         return self.reason or ("its trainer takes no steps: no round waits for it" if waits else "")
 
 
@@ -134,7 +152,7 @@ class Members:
     departed: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
     suspects: frozenset[NodeId] = frozenset()  # of those that are here
-    idle: frozenset[NodeId] = frozenset()  # of those that are here
+    idle: frozenset[NodeId] = frozenset()  # of those that are here, who rest
     holding: dict[int, int] = field(default_factory=dict)  # round: how many hold its state
     trusted_counts: dict[MemberState, int] = field(default_factory=dict)  # how many in a state are not suspected
     changes: int = 0  # grows when somebody comes or goes, and when what one is changes
@@ -197,7 +215,7 @@ def join(
         seen_up=known.seen_up if known is not None else 0.0,
         seen_down=known.seen_down if known is not None else 0.0,
         step_before=known.step if known is not None else (0, 0),
-        idle=known is not None and known.idle,
+        idle=known is not None and known.rests,
         fastest=known.fastest if known is not None else 0.0,
         counted_at=known.counted_at if known is not None else now,
         inside=known.inside if known is not None else 0.0,
@@ -233,7 +251,7 @@ def put(members: Members, *changed: Member) -> Members:
 
 def _kind(member: Member) -> tuple[object, ...]:
     """What the counts in `Members` are made of."""
-    return member.state, member.suspected is None, member.idle, member.state_round
+    return member.state, member.suspected is None, member.rests, member.state_round
 
 
 def report_state(members: Members, node: NodeId, round_: int, digest: bytes) -> Members:
@@ -258,19 +276,19 @@ def _recounted(
                 holding[member.state_round] = holding.get(member.state_round, 0) + by
                 trusted[member.state] = trusted.get(member.state, 0) + by * (member.suspected is None)
         if was is not None and now is not None:
-            changes += same and (was.state, was.suspected is None, was.idle) != (
+            changes += same and (was.state, was.suspected is None, was.rests) != (
                 now.state,
                 now.suspected is None,
-                now.idle,
+                now.rests,
             )
         generations += (was is not None and was.state is active) != (now is not None and now.state is active)
         if was is not None:
             losses += was.trusted_as(active) and (not same or now is None or not now.trusted_as(active))
             suspects = suspects if was.suspected is None else suspects - {was.node}
-            idle = idle - {was.node} if was.idle else idle
+            idle = idle - {was.node} if was.rests else idle
         if now is not None and now.suspected is not None:
             suspects = suspects | {now.node}
-        if now is not None and now.idle:
+        if now is not None and now.rests:
             idle = idle | {now.node}
     return replace(
         members,
@@ -330,6 +348,19 @@ def set_idle(members: Members, nodes: Iterable[NodeId]) -> Members:
     return put(members, *(replace(members.here[n], idle=True) for n in nodes))
 
 
+def pause(members: Members, node: NodeId, now: float) -> Members:
+    """Enter that the member takes no steps, as it says."""
+    member = members.here[node]
+    return put(members, replace(member, paused=True, says_paused=True, paused_at=now))
+
+
+def resume(members: Members, node: NodeId) -> Members:
+    """Enter that the member may take steps again: it is waited for once it has taken one."""
+    member = members.here[node]
+    rest = replace(member, paused=False, says_paused=False, idle=True, stepped=False, step_before=member.step)
+    return put(members, rest)
+
+
 def disconnect(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
     """Enter that a member's stream of views broke: it is a suspect until it opens another."""
     expire_at = now + limits.reconnect
@@ -382,7 +413,9 @@ def record_heartbeats(members: Members, beats: Iterable[Heartbeat], now: float) 
         if (m := here.get(beat.node)) is not None and m.life == beat.life:
             step = beat.round, beat.inner_step
             moved_at = now if step != m.step or beat.phase != m.phase else m.moved_at
-            here[beat.node] = replace(m, heard_at=now, phase=beat.phase, step=step, moved_at=moved_at)
+            here[beat.node] = replace(
+                m, heard_at=now, phase=beat.phase, step=step, moved_at=moved_at, says_paused=beat.paused
+            )
     return replace(members, here=here)
 
 
@@ -396,6 +429,10 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
         silence = now - m.heard_at
         if not m.stepped and m.step != m.step_before and min(m.step) > 0:
             verdicts.append(Stepped(node, m.life))
+        if m.says_paused and not m.paused and now - m.paused_at >= PAUSE_INTERVAL_SECONDS:
+            verdicts.append(Paused(node, m.life))
+        elif m.paused and not m.says_paused:
+            verdicts.append(Resumed(node, m.life))
         if not m.connected and now > m.expire_at:
             why = "it is not connected" if m.suspected is None else m.suspected
             verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))

@@ -94,7 +94,7 @@ def too_few(state: State, ready: int, need: int, key: str) -> str:
     with what the others are doing."""
     able = (*TRAINABLE_STATES, MemberState.REDUCER)
     newest = reversed(state.members.here.values())  # of thousands that are ready they are found at once
-    others = list(islice((m for m in newest if m.idle or not m.trusted_as(*able)), 3))[::-1]
+    others = list(islice((m for m in newest if m.rests or not m.trusted_as(*able)), 3))[::-1]
     doing = "".join(f"; {m.name} {_doing(m)}" for m in others)
     return (
         f"{ready} of the {count(need, 'member')} that the run needs (members.{key}) "
@@ -104,7 +104,7 @@ def too_few(state: State, ready: int, need: int, key: str) -> str:
 
 def _doing(member: Member) -> str:
     if member.trusted_as(*TRAINABLE_STATES):
-        return "takes no steps"
+        return "is paused" if member.paused else "takes no steps"
     return f"is {member.state if member.suspected is None else 'suspected'}"
 
 
@@ -114,7 +114,7 @@ def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effe
     participants = dict(sorted(entered.items(), key=lambda entry: order(entry[0])))
     every = state.config.data.eval_every * state.turns.fragments
     due = state.committed % every == 0 and not _evaluated_before(state)
-    able = [n for n in participants if state.members.here[n].evaluates]
+    able = [n for n in participants if state.members.here[n].measures]
     able = [n for n in able if n in state.makers] or able  # the first to have the new state
     attempts = state.round.ledger.attempt if state.round.number == number else 0
     return replace(

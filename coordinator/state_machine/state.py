@@ -289,17 +289,24 @@ class State:
         if r.phase is Phase.INNER:
             late -= r.reached
         late -= self._fetching(late) if late else set()
-        return frozenset(late | {n for n in (*self.beginning.asked, r.evaluator) if n is not None})
+        return frozenset(
+            late | {*self.beginning.asked} | {n for n in (r.evaluator,) if n is not None and self._evaluates(n)}
+        )
 
     def awaits(self, node: NodeId) -> bool:
         """Whether the run waits for this member's trainer."""
         r = self.round
-        if node in self.beginning.asked or node == r.evaluator:
+        if node in self.beginning.asked or (node == r.evaluator and self._evaluates(node)):
             return True
         if r.phase not in (Phase.INNER, Phase.COLLECTING) or node in r.ledger.contributions:
             return False
         done = (r.phase is Phase.INNER and node in r.reached) or node in self.members.idle
         return not done and node in r.participants and not self._fetching({node})
+
+    def _evaluates(self, node: NodeId) -> bool:
+        """Whether it is not paused: who is measures nothing."""
+        member = self.members.here.get(node)
+        return member is None or not member.paused
 
     def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:
         """Those that cannot train yet: they fetch the state, or would if it could be had."""

@@ -54,9 +54,11 @@ from atoll.coordinator.state_machine.events import (
     Note,
     OrphansFound,
     Pardoned,
+    Paused,
     PeerUnreachable,
     ReduceComplete,
     ReplayReported,
+    Resumed,
     Started,
     StateRepaired,
     StateReported,
@@ -206,6 +208,12 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return _trust(state, node, out)
         case Stepped(node):
             return replace(state, members=who.enter_step(state.members, node))
+        case Paused(node):
+            out.append(Note(f"{state.name(node)} is paused: no round waits for its steps", node))
+            return replace(state, members=who.pause(state.members, node, now))
+        case Resumed(node):
+            out.append(Note(f"{state.name(node)} is no longer paused", node))
+            return replace(state, members=who.resume(state.members, node))
         case Expired(node, _, reason, stalled):
             if stalled and node in state.round.participants:  # it is idle in its next life, until it steps
                 state = replace(state, members=who.set_idle(state.members, [node]))

@@ -1,41 +1,56 @@
-"""The daemon's local control socket, in its state directory: one request line, one JSON answer."""
+"""The daemon's local control socket, in its state directory: one request line, one JSON answer.
+
+A request is a word, as `status` and `leave`, or a JSON list of a word and its arguments, as `["limits",
+"upload=20"]`.
+"""
 
 import asyncio
 import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.comm.errors import Refused, ResourceError, Unreachable
+from atoll.comm.errors import AtollError, Refused, ResourceError, Unreachable
 from atoll.comm.readiness import say_ready
 
 NAME = "daemon.sock"
 TIMEOUT = 5.0  # seconds
 MAX_ANSWER_BYTES = 16 << 20
+Verb = Callable[[Sequence[str]], dict[str, Any]]  # of the arguments makes the answer, or raises `AtollError`
 
 
 @contextlib.asynccontextmanager
 async def serve(
-    state_dir: Path, status: Callable[[], dict[str, Any]], leave: Callable[[], None]
+    state_dir: Path,
+    status: Callable[[], dict[str, Any]],
+    leave: Callable[[], None],
+    verbs: Mapping[str, Verb] | None = None,
 ) -> AsyncIterator[None]:
-    """Answer `status` and `leave` while the context lasts. The node has joined: who started it hears that."""
+    """Answer `status`, `leave` and the other `verbs` while the context lasts. The node has joined: who started it
+    hears that."""
+    others = verbs or {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            verb = (await asyncio.wait_for(reader.readline(), TIMEOUT)).decode().strip()
+            verb, *arguments = words(await asyncio.wait_for(reader.readline(), TIMEOUT))
             said: dict[str, Any] = {"ok": True}
             if verb == "status":
                 said |= status()
             elif verb == "leave":
                 leave()
+            elif verb in others:
+                try:
+                    said |= others[verb](arguments)
+                except AtollError as error:
+                    said = {"ok": False, "error": str(error)}
             else:
-                said = {"ok": False, "error": f"unknown request {verb!r}"}
+                said = {"ok": False, "error": f"this node knows no request {verb!r}"}
             writer.write(json.dumps(said).encode() + b"\n")
             await writer.drain()
-        except (TimeoutError, ConnectionError, ValueError):
+        except (TimeoutError, ConnectionError, ValueError, RecursionError):
             pass  # whoever asked is gone, or is not one of ours: no UTF-8, or a line without an end
         finally:
             writer.close()
@@ -56,6 +71,17 @@ async def serve(
         path.unlink(missing_ok=True)
 
 
+def words(line: bytes) -> list[str]:
+    """A request's words. Raises `ValueError` for what is none."""
+    text = line.decode().strip()
+    if not text.startswith("["):
+        return [text]
+    request = json.loads(text)
+    if not request or not all(isinstance(word, str) for word in request):
+        raise ValueError("a request is a list of words")
+    return list(request)
+
+
 def refuse_second(state_dir: Path) -> None:
     """Raise `ResourceError` if a daemon lives in this state directory."""
     with socket.socket(socket.AF_UNIX) as probe:
@@ -71,14 +97,15 @@ def second(state_dir: Path) -> str:
     return f"another daemon uses the state directory {state_dir}: give another --state-dir"
 
 
-def ask(state_dir: Path, verb: str) -> dict[str, Any]:
+def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
     """Send one request to the running daemon, and return its answer. Raises `Unreachable` if there is none,
-    `Refused` if it does not know the request."""
+    `Refused` with what it says if it does not do what is asked."""
+    request = json.dumps([verb, *arguments]) if arguments else verb
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(TIMEOUT)
         try:
             connection.connect(_short(state_dir / NAME))
-            connection.sendall(verb.encode() + b"\n")
+            connection.sendall(request.encode() + b"\n")
             said = json.loads(connection.makefile("rb").readline(MAX_ANSWER_BYTES))
             if not isinstance(said, dict) or "ok" not in said:
                 raise ValueError("what it says is no answer")

@@ -7,12 +7,11 @@ and never blocks its event loop: arithmetic runs in one worker thread.
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
-import math
 import shlex
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -33,15 +32,18 @@ from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
 from atoll.node.daemon.join_checks import log_run, look_around
+from atoll.node.daemon.manners import Manners
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
+from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.run_status import of_the_run
-from atoll.node.daemon.session import CoordinatorSession
+from atoll.node.daemon.session import MEGABIT, CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data.source import check_source
 from atoll.node.devices import gpus, resolve
 from atoll.node.engine_check import check_engine
+from atoll.node.manners.limits import KEYS
 from atoll.node.outer.method import outer_schedule
 from atoll.node.preflight import beginning_out_of_reach, check_compiler, check_device, check_memory, check_network
 from atoll.node.state_machine import effects as ef
@@ -55,6 +57,7 @@ from atoll.node.trainer_channel import (
     Evaluated,
     Finish,
     Hello,
+    Hold,
     Initialise,
     Initialised,
     LogLine,
@@ -70,34 +73,23 @@ from atoll.node.trainer_channel import (
 from atoll.node.trainer_channel import Failed as TrainerSaysNo
 
 log = logging.getLogger("atoll.node")
-SPEED_SECONDS = 10.0  # for which a trainer that idles between two rounds is shown at the speed of its last steps
-
-
-@dataclass(slots=True)
-class Pulse:
-    """The progress that the heartbeat tells, beyond the machine's phase."""
-
-    at: float = 0.0  # seconds; when the trainer last made progress
-    progress: Progress = Progress(0, 0, 0.0)  # what it said last
-    said_at: float = -math.inf  # seconds; when it said so
-
-    def figures(self, training: bool, now: float) -> Progress:
-        """What it said last; its speed only while it takes steps, or did a moment ago."""
-        if now - self.said_at < SPEED_SECONDS or (training and self.progress.step):
-            return self.progress
-        return replace(self.progress, tokens_per_s=0.0, mfu=0.0, data_wait=0.0)
+POLITE_SECONDS = 14.0  # for which a node that is told to end waits for what it has trained to be committed
+MAX_AWAY_SECONDS = 2.0  # of the coordinator, after which it does not
+SIGNAL_INTERVAL = 0.2  # seconds between two looks whether a node that was told to end may
 
 
 class Daemon:
     """One life of a node. `run` returns when the run is finished or the node was told to leave."""
 
     def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
-        self._invite, self._config, self._options = invite, config, options
+        self._manners = Manners(config, options.state_dir)
+        self._invite, self._config, self._options = invite, self._manners.config, options
         self._state = State()
         self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._pulse = Pulse()
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
+        self._ending = False  # the process was told to end
         self._finished = False  # the run is
         self._heartbeat = 0.0  # seconds between two
         self._tasks: asyncio.TaskGroup
@@ -128,7 +120,9 @@ class Daemon:
                         log_run(self._member, self._config)
                     self._supervisor = self._make_supervisor()
                     with on_signals(self._interrupt):
-                        async with control_socket.serve(self._options.state_dir, self.status, self.leave):
+                        verbs = self._manners.verbs | {"finish": self._finish}
+                        serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
+                        async with serving:
                             await self._live()
                 except* AtollError as errors:
                     await self._member.leave(str(errors.exceptions[0]))
@@ -141,6 +135,7 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_network(self._config)
+        self._manners.check()
         if sentence := beginning_out_of_reach(run, self._config):
             log.warning(sentence)
         outer_schedule(run)  # raises where the run's is of a package that is not here
@@ -171,11 +166,18 @@ class Daemon:
 
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
-        rejoined = partial(self._events.put_nowait, ev.Rejoined())
+        plane, rejoined = self._member.plane, partial(self._events.put_nowait, ev.Rejoined())
+        self._manners.attach(lambda: plane.bytes_up + plane.bytes_down, self._events.put_nowait, self._obey)
         session = self._member.maintain(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                for work in (self._decide(), self._supervisor.run(), session, self._compile()):
+                for work in (
+                    self._decide(),
+                    self._supervisor.run(),
+                    session,
+                    self._compile(),
+                    self._manners.run(),
+                ):
                     self._tasks.create_task(work)
                 if self._options.checks:
                     self._spawn(look_around(self._member))
@@ -226,6 +228,7 @@ class Daemon:
                 rss_bytes=me.memory_info().rss,
                 progress=self._recovering or self._preparing,
                 trouble=self._trouble,
+                pause=self._manners.reason or 0,
             )
             await member.control.heartbeat(beat)
             with contextlib.suppress(TimeoutError):
@@ -247,7 +250,8 @@ class Daemon:
             self._act(effect)
         if self._loop is not None:
             self._loop.replays.follow(self._state)
-        if self._state.phase != before:
+        self._manners.round_is(self._state.round)
+        if self._state.phase != before or isinstance(event, ev.PauseChanged):
             self._beat.set()
 
     def _act(self, effect: ef.Effect) -> None:
@@ -260,8 +264,10 @@ class Daemon:
             case ef.OrderEvaluation(round_):
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
-            case ef.FinishTraining(round_):
-                self._supervisor.send(Finish(round_))
+            case ef.FinishTraining(round_, rest):
+                self._supervisor.send(Finish(round_, rest))
+            case ef.HoldTraining(round_):
+                self._supervisor.send(Hold(round_))
             case ef.EndTrainer(seconds):
                 log.warning(f"the trainer made no progress for {seconds:.0f} s: it is ended")
                 self._pulse.at = time.monotonic()
@@ -294,6 +300,8 @@ class Daemon:
                 reports.contribution(round_, contribution)
             case ef.ReportEvaluated(round_, loss):
                 reports.loss(round_, loss)
+            case ef.Depart():
+                self._over.set()
             case ef.RunFinished():
                 if not self._finished:
                     log.info("the run is finished")
@@ -335,6 +343,7 @@ class Daemon:
             rebased=effect.rebased,
             state=at.digest.hex() if isinstance(at := self._state.outer, At) else "",
             doubted_round=effect.doubted_round,
+            duty=self._config.gpu_duty,
         )
         self._supervisor.send(train)
 
@@ -472,7 +481,9 @@ class Daemon:
             "name": self._options.name,
             "run": self._invite.run,
             "state": state.phase,
-            "reason": self._recovering
+            "reason": self._parting
+            or self._manners.words
+            or self._recovering
             or self._preparing
             or (view.reason if view is not None else "waits for the coordinator"),
             "command": shlex.join(self._options.command),
@@ -497,21 +508,61 @@ class Daemon:
             "bytes_up": self._member.plane.bytes_up,
             "bytes_down": self._member.plane.bytes_down,
             "peers": len({peer for peer, _ in self._member.plane.peers.links()}),
-            "limits": {key: getattr(self._config, key) for key in ("upload", "download", "disk")},
             "trouble": self._trouble,
             "threads": threads,
             "threads_reason": why,
+            **self._manners.status(),
             **on_disk(outer_loop),
             **of_the_run(view, self._member, outer_loop),
         }
 
+    # What the owner wants
+
     def leave(self) -> None:
         self._over.set()
 
+    def _finish(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Leave once what is trained is committed: for the control socket."""
+        self._advance(ev.PartingAsked())
+        return {"reason": self._parting}
+
+    @property
+    def _parting(self) -> str:
+        """What a node that is to leave waits for, in words; empty: it stays."""
+        if (parting := self._state.parting) is None:
+            return ""
+        return "it leaves" if parting.done else "it leaves once what it has trained is committed"
+
     def _interrupt(self) -> None:
-        if self._over.is_set():  # the second time
+        """The first time, do what politeness asks for: the steps that were taken may be committed in a moment."""
+        if self._over.is_set():
             self._supervisor.hurry()
-        self._over.set()
+        elif self._ending:
+            self._over.set()
+        else:
+            self._ending = True
+            self._manners.leave_soon()
+            self._events.put_nowait(ev.PartingAsked())
+            self._end_if_due(time.monotonic() + POLITE_SECONDS)
+
+    def _end_if_due(self, deadline: float) -> None:
+        """Go without a commit that does not come, or nobody is there to make."""
+        if time.monotonic() > deadline or self._member.control.away > MAX_AWAY_SECONDS:
+            self._over.set()
+        elif not self._over.is_set():
+            asyncio.get_running_loop().call_later(SIGNAL_INTERVAL, self._end_if_due, deadline)
+
+    def _obey(self, config: NodeConfig) -> None:
+        """Follow the owner's limits, as they are now."""
+        self._config = dataclasses.replace(self._config, **{key: getattr(config, key) for key in KEYS})
+        plane, manners = self._member.plane, self._manners
+        plane.limit(config.upload * MEGABIT, config.download * MEGABIT)
+        saving = manners.has_budget or not config.metered
+        plane.budget(
+            (lambda: manners.spent) if manners.has_budget else None,
+            (lambda: manners.is_silent) if saving else None,
+        )
+        self._supervisor.change_settings(self._config)
 
 
 class _Over(Exception):

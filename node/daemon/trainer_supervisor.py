@@ -21,7 +21,8 @@ import psutil
 from atoll.comm.child_process import GRACE_SECONDS
 from atoll.comm.errors import AtollError, ResourceError
 from atoll.comm.exit_codes import ExitCode
-from atoll.node.config import TrainerSpec
+from atoll.comm.files import atomic_write, write_all
+from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon.state_dir import CHANNEL, CHANNEL_PREFIX, TRAINER_SPEC
 from atoll.node.daemon.trainer_log import TrainerLog
 from atoll.node.trainer_channel import (
@@ -91,6 +92,22 @@ class TrainerSupervisor:
             self._hung = True
             self._end.close()
 
+    def change_settings(self, node: NodeConfig) -> None:
+        """Let the trainer have these settings: some of them at its next round, the others when it starts again."""
+        if self._spec.node != node:
+            self._spec.node = node
+            if self._spec.channel:
+                self._write_spec()
+
+    def _write_spec(self) -> None:
+        """Write what the trainer is to know, whole or not at all. Raises `ResourceError`."""
+        path = self._state_dir / TRAINER_SPEC
+        try:
+            with atomic_write(path, None) as out:
+                write_all(out, [memoryview(msgspec.json.encode(self._spec))], 0)
+        except OSError as error:
+            raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+
     def hurry(self) -> None:
         """Wait no longer for a script that is to end by itself."""
         self._hurried.set()
@@ -104,10 +121,7 @@ class TrainerSupervisor:
             os.chmod(channel, 0o600)
             spec_file = self._state_dir / TRAINER_SPEC
             self._spec.channel = channel
-            try:
-                spec_file.write_bytes(msgspec.json.encode(self._spec))
-            except OSError as error:
-                raise ResourceError(f"cannot write {spec_file}: {error.strerror}") from None
+            self._write_spec()
             async with server:
                 while True:
                     await self._recover_from_crash(await self._live_once(spec_file))

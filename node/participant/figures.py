@@ -39,6 +39,7 @@ class StepMeter:
     token_flops: float  # floating-point operations of the model for one token
     peak: float | None  # FLOP/s of all cards of the node; None: not known
     clock: Callable[[], float] = time.monotonic
+    last: float = 0.0  # seconds, of the last step
     _begun: float = 0.0
     _reported: float = -math.inf
     _tokens: int = 0
@@ -72,7 +73,8 @@ class StepMeter:
     def end(self) -> Speed | None:
         """End the step; returns the speed since the last report, None when it is too early for another."""
         now = self.clock()
-        self._seconds, self._tokens = self._seconds + now - self._begun, self._tokens + self.step_tokens
+        self.last = now - self._begun
+        self._seconds, self._tokens = self._seconds + self.last, self._tokens + self.step_tokens
         if now - self._reported < REPORT_INTERVAL:
             return None
         seconds = max(self._seconds, 1e-9)

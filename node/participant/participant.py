@@ -41,6 +41,7 @@ from atoll.node.participant.daemon_link import (
     failures_reported,
     script_place,
 )
+from atoll.node.participant.duty import rest
 from atoll.node.participant.figures import RankMemory, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.health import TrainingHealth
@@ -63,6 +64,7 @@ from atoll.node.trainer_channel import (
     Evaluated,
     Finish,
     Hello,
+    Hold,
     Initialise,
     Initialised,
     LogLine,
@@ -267,7 +269,7 @@ class Participant:
                 return (yield from self._train(command))
             case Evaluate(round=number):
                 self._measure(number, in_training=False)
-            case Finish() | Stop():  # its round was ready when it came
+            case Finish() | Hold() | Stop():  # its round was ready when it came
                 pass
             case _:
                 assert_never(command)
@@ -348,6 +350,9 @@ class Participant:
             self._report_target(cursor)
 
     def _begin_step(self, cursor: TrainingCursor) -> None:
+        if cursor.order.duty < 1:
+            self._watchdog.rest()
+            rest(self._meter.last, cursor.order.duty, self._link.has_command)
         fault_point("trainer.step")
         self._watchdog.tick()
         factor = self._checkpoint.rewarming.next_factor()
@@ -403,9 +408,11 @@ class Participant:
     def _heed(self, cursor: TrainingCursor, command: ToTrainer) -> ToTrainer | None:
         """Carry out what can be between two steps; else return the command."""
         match command:
-            case Finish(round=number):
+            case Finish(round=number, rest=rest):
                 if number == cursor.order.round and not cursor.ahead:  # else it had handed over when it came
-                    cursor.finishing = True
+                    cursor.finishing, cursor.rests = True, rest
+            case Hold(round=number):
+                cursor.rests = cursor.rests or (number == cursor.order.round and cursor.ahead)
             case Train(continues=True) if cursor.ahead:
                 cursor.go_on(command)
                 self._foresee(cursor)

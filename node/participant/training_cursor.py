@@ -37,6 +37,7 @@ class TrainingCursor:
     state_due: bool = False  # the new order says where to put `steps`, and that was not done yet
     target_reported: bool = False  # the daemon was told that the order's steps are taken
     finishing: bool = False  # the daemon said to finish
+    rests: bool = False  # the daemon said to take no steps ahead, or no more of them
     stall_reported: bool = False  # the daemon was told that nothing is done until the next order
 
     @property
@@ -53,7 +54,7 @@ class TrainingCursor:
     def is_stalled(self) -> bool:
         """Whether the order is handed over and the trainer as far ahead of it as it may be, or out of samples."""
         limit = max(self.delay, self.order.ceiling)
-        return self.ahead and (self.steps >= limit or self.steps_left <= 0)
+        return self.ahead and (self.rests or self.steps >= limit or self.steps_left <= 0)
 
     @property
     def is_complete(self) -> bool:
@@ -106,7 +107,7 @@ class TrainingCursor:
             self.steps,
             self.loss_sum / max(self.steps - self.skipped_steps - self.empty_steps, 1),
             self.steps * self.run.inner.batch_size,
-            ahead=self.delay > 0 and self.steps > 0 and self.steps_left > 0,
+            ahead=self.delay > 0 and self.steps > 0 and self.steps_left > 0 and not self.rests,
             skipped=self.skipped_steps * self.run.inner.batch_size,
         )
         self.earlier_steps, self.steps, self.loss_sum = self.earlier_steps + self.steps, 0, 0.0
@@ -117,4 +118,4 @@ class TrainingCursor:
     def go_on(self, order: Train) -> None:
         """Continue with `order`: the steps since the hand-over are its first."""
         self.order, self.earlier_steps, self.ahead, self.state_due = order, 0, False, True
-        self.target_reported = self.finishing = self.stall_reported = False
+        self.target_reported = self.finishing = self.rests = self.stall_reported = False

@@ -38,7 +38,15 @@ class OrderEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class FinishTraining:
-    """Stop after the inner step at hand; answered by `Ready`."""
+    """Stop after the inner step at hand; answered by `Ready`. With `rest` no step is taken ahead from there."""
+
+    round: int
+    rest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HoldTraining:
+    """Go no further ahead of that round's `Ready` than the inner step at hand; answered by `Waits`."""
 
     round: int
 
@@ -166,6 +174,11 @@ class ReportEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Depart:
+    """End this life of the node, as its owner wants: nothing that it has trained waits for a commit."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """End this life of the node: the run is finished."""
 
@@ -175,6 +188,7 @@ Effect = (
     | OrderTraining
     | OrderEvaluation
     | FinishTraining
+    | HoldTraining
     | EndTrainer
     | LeaveRun
     | Encode
@@ -190,5 +204,6 @@ Effect = (
     | ReportReached
     | ReportReady
     | ReportEvaluated
+    | Depart
     | RunFinished
 )

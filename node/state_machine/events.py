@@ -79,6 +79,20 @@ class Rejoined:
     """A new session with the coordinator: it knows nothing of this node yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class PauseChanged:
+    """The node may take no inner steps from now on, or may again. `saves_bytes`: nor fetch a state, as long as
+    that lasts."""
+
+    paused: bool
+    saves_bytes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartingAsked:
+    """The node's owner wants it to leave once what it has trained is committed."""
+
+
 Event = (
     ViewArrived
     | TrainerUp
@@ -95,4 +109,6 @@ Event = (
     | StateMoved
     | MoveFailed
     | Rejoined
+    | PauseChanged
+    | PartingAsked
 )

@@ -50,6 +50,7 @@ class Ahead:
     front: int | None  # first sample of what follows; None: the steps are of no use
     waits: bool = False  # it is as far ahead as it may be
     evaluating: bool = False
+    held: bool = False  # it was told to go no further
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,14 @@ class FragmentTurns:
 
 
 @dataclass(frozen=True, slots=True)
+class Parting:
+    """The node's owner wants it to leave once nothing that it has trained waits for a commit."""
+
+    round: int  # the last one that it takes inner steps in, but for those that hand over what it has already
+    done: bool = False  # nothing does
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The whole state of the node's machine, between two events."""
 
@@ -204,10 +213,14 @@ class State:
     doubted_round: int = 0  # the trainer's moments since that round are in doubt; 0: not, or it has dropped them
     unusable: UnusableWork | None = None
     turns: FragmentTurns | None = None  # None: a round exchanges the whole model
+    paused: bool = False  # it may take no inner steps for now
+    saves_bytes: bool = False  # nor fetch a state
+    parting: Parting | None = None  # None: it stays
 
     @property
     def phase(self) -> str:
-        """The node's activity, in the goodput meter's words: starting, recovering, inner, sync or waiting."""
+        """The node's activity, in the goodput meter's words: starting, recovering, inner, sync, waiting or
+        paused."""
         match self.trainer:
             case Training(evaluating=True) | Ahead(evaluating=True):
                 return "waiting"
@@ -221,7 +234,9 @@ class State:
             return "recovering"
         if isinstance(self.reduce, Reducing) or (self.ready is not None and self.reduce is not None):
             return "sync"
-        return "inner" if isinstance(self.trainer, Training) else "waiting"
+        if isinstance(self.trainer, Training):
+            return "inner"
+        return "paused" if self.paused else "waiting"
 
     @property
     def round(self) -> int:

@@ -27,11 +27,13 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import trainer_channel as trainer
 from atoll.node.state_machine.effects import (
     Apply,
+    Depart,
     Effect,
     Encode,
     EndTrainer,
     FallBack,
     FinishTraining,
+    HoldTraining,
     LeaveRun,
     OrderEvaluation,
     OrderInitialisation,
@@ -54,6 +56,8 @@ from atoll.node.state_machine.events import (
     EncodingFailed,
     Event,
     MoveFailed,
+    PartingAsked,
+    PauseChanged,
     Rejoined,
     StateMoved,
     TrainerDown,
@@ -74,6 +78,7 @@ from atoll.node.state_machine.state import (
     Moving,
     NoState,
     OuterPosition,
+    Parting,
     ReadyWork,
     Reduced,
     Reducing,
@@ -167,6 +172,10 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             return _not_moved(state, round_, out)
         case Rejoined():
             return _in_new_session(state, out)
+        case PauseChanged(paused, saves_bytes):
+            return replace(state, paused=paused, saves_bytes=saves_bytes)
+        case PartingAsked():
+            return replace(state, parting=state.parting or Parting(_round_at_hand(state)))
         case _:
             assert_never(event)
 
@@ -305,6 +314,11 @@ def _handed_over(state: State, task: Training, ready: trainer.Ready, out: list[E
 def _decide(state: State, out: list[Effect]) -> State:
     """The next thing to do, if any."""
     view = state.view
+    if (resting := _rest(state, out)) is not None:
+        return resting
+    if state.parting is not None and not state.parting.done and not _owes_commit(state):
+        out.append(Depart())
+        return replace(state, parting=replace(state.parting, done=True))
     if view is None:
         return state
     if view.finished:
@@ -325,6 +339,26 @@ def _decide(state: State, out: list[Effect]) -> State:
     if view.HasField("plan") and (reducing := _reduce(state, view.plan, out)) is not None:
         return reducing
     return _occupy_trainer(state, state.outer, view, out)
+
+
+def _round_at_hand(state: State) -> int:
+    """The round whose inner steps are taken, or were; else the last one that is committed."""
+    match state.trainer:
+        case Training(round=round_) | Ahead(round=round_):
+            return round_
+        case _:
+            return state.work.work.round if state.work is not None else state.round
+
+
+def _owes_commit(state: State) -> bool:
+    """Whether steps that the node has taken may yet be committed. Those that only further steps would bring into a
+    round are not waited for while it may take none."""
+    if isinstance(state.outer, Moving) and state.outer.by is Move.APPLY:
+        return True
+    if isinstance(state.trainer, Training) or state.ready is not None:
+        return True
+    ahead = isinstance(state.trainer, Ahead) and state.trainer.front is not None
+    return not state.paused and (ahead or state.carried is not None)
 
 
 def _differs(at: At, view: pb.View) -> bool:
@@ -358,6 +392,8 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
         return replace(state, outer=Moving(Move.FALL_BACK, before))
     if not view.has_state or not view.state_digest or not view.donors or not up:
         return state  # nobody has it yet, the others are still applying; or the vectors are not there yet
+    if state.saves_bytes:
+        return state
     if view.you == "joining":
         return state  # whether this node's model is the run's is not known: another's state would seem damaged
     rebase = state.work is not None or (state.turns is not None and state.turns.from_local)
@@ -432,6 +468,8 @@ def _occupy_trainer(state: State, at: At, view: pb.View, out: list[Effect]) -> S
             return state
         case Training():
             return _hurry(state, state.trainer, view, out)
+    if state.paused:
+        return state
     if view.evaluate and state.can_evaluate and state.evaluated != view.committed and not state.evaluating:
         out.append(OrderEvaluation(view.committed))
         if isinstance(state.trainer, Ahead):
@@ -442,6 +480,8 @@ def _occupy_trainer(state: State, at: At, view: pb.View, out: list[Effect]) -> S
     if state.ready is not None and _is_for(state.ready, view.train):
         return state
     if state.unusable is not None and _is_for(state.unusable.work, view.train):
+        return state
+    if state.parting is not None and not _owes_commit(state):
         return state
     return _train(state, state.trainer, view, out)
 
@@ -490,14 +530,31 @@ def _hurry(state: State, task: Training, view: pb.View, out: list[Effect]) -> St
     """End inner steps that the run no longer waits for, or waits for longer than it should."""
     order = view.train
     wanted = view.HasField("train") and task.round == order.round and task.front == order.lease[0].first
-    return state if wanted and not view.closing else _finish(state, task, out)
+    last = state.parting is not None and task.round > state.parting.round
+    return state if wanted and not view.closing and not last else _finish(state, task, out)
+
+
+def _rests(state: State) -> bool:
+    """Whether the trainer is to take no steps beyond those that hand over what it has."""
+    return state.paused or state.parting is not None
+
+
+def _rest(state: State, out: list[Effect]) -> State | None:
+    """Have a trainer that may take no steps stop, whatever the run wants; None: there is nothing to be said."""
+    match state.trainer:
+        case Training(finishing=False) if state.paused:
+            return _finish(state, state.trainer, out)
+        case Ahead(round_, waits=False, held=False) if _rests(state):
+            out.append(HoldTraining(round_))
+            return replace(state, trainer=replace(state.trainer, held=True))
+    return None
 
 
 def _finish(state: State, task: Training, out: list[Effect]) -> State:
     """Have the trainer stop after the step at hand."""
     if task.finishing:
         return state
-    out.append(FinishTraining(task.round))
+    out.append(FinishTraining(task.round, rest=_rests(state)))
     return replace(state, trainer=replace(task, finishing=True))
 
 

@@ -268,8 +268,10 @@ def prefetch(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 
 def share_cores(node: NodeConfig) -> None:
-    """Compute with this node's share of the machine's cores: other nodes come and go."""
-    threads, _ = threads_of(node)
+    """Compute with this node's share of the machine's cores: other nodes come and go, and the owner may have
+    changed how many threads there may be."""
+    now = read_spec()
+    threads, _ = threads_of(replace(node, threads=now.node.threads) if now is not None else node)
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
 

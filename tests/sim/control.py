@@ -11,6 +11,7 @@ from sim.audit import key_of
 from sim.engine import Call
 
 from atoll.comm.ids import NodeId
+from atoll.comm.pause_reasons import PauseReason
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.coordinator.service import validation
@@ -152,6 +153,7 @@ class Control:
         self.node.trainer.end_if_hung()
         phase, round_, step = self.node.progress
         beat = pb.HeartbeatRequest(session=self._session, phase=phase, round=round_, inner_step=step)
+        beat.pause = PauseReason.TOLD * self.node.machine.paused
         self._call(self._service.heartbeat, beat.SerializeToString())
         self.node.later(BEAT, self._beat, session)
 

@@ -1,9 +1,12 @@
 """What goes wrong in a seed: a few kinds of faults, drawn for the seed, at drawn moments."""
 
+import random
 from typing import TYPE_CHECKING
 
 from sim.engine import Call
 from sim.truth import next_state, root
+
+from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -73,6 +76,7 @@ class Faults:
             self.weather,
         ]
         self._kinds = self.rng.sample(kinds, self.rng.randint(3, 8))
+        self._wishes = random.Random(f"wishes {self.world.seed}")  # of owners: apart, too
         self._every = self.rng.choice([1.0, 2.0, 4.0])  # seconds, on average
 
     def begin(self) -> None:
@@ -82,6 +86,10 @@ class Faults:
         if self.world.reducers:
             self._kinds += [self.crash_reducer, self.stop_reducer, self.sicken_reducer]
         self._schedule()
+        if self._wishes.random() < 0.4:
+            for _ in range(self._wishes.randint(3, 40)):
+                wish = self._wishes.choice([self.pause, self.pause, self.pause, self.finish])
+                self.world.engine.after(self._wishes.uniform(1, 60), wish)
         if self.world.disks:
             for _ in range(self.world.luck.randint(1, 4)):
                 self.world.engine.after(self.world.luck.uniform(2, 60), self.cut_power)
@@ -203,6 +211,35 @@ class Faults:
             self.undo_after(self.rng.uniform(0, 10), lambda: self._up(name))
         else:
             node.host.gone = True
+
+    # What owners want
+
+    def pause(self) -> None:
+        """For a while; some pause and resume again and again."""
+        if (node := self._owned()) is None:
+            return
+        seconds = self._wishes.choice([0.05, self._wishes.uniform(0, 1), self._wishes.uniform(0, 15)])
+        saves_bytes = self._wishes.random() < 0.2
+        node.say(f"is paused for {seconds:.2f} s{', and saves bytes' * saves_bytes}")
+        node.wish(node_ev.PauseChanged(True, saves_bytes))
+        self.undo_after(seconds, lambda: node.wish(node_ev.PauseChanged(False)))
+
+    def finish(self) -> None:
+        """It leaves after the commit; some come back."""
+        node = self._owned()
+        if node is None or node.control.joining or not self.may_go([node]) or not self._may_stay_away(1):
+            return
+        node.say("is to leave once what it trained is committed")
+        node.wish(node_ev.PartingAsked())
+        if self._wishes.random() < 0.5:
+            name = node.place
+            self.undo_after(self._wishes.uniform(5, 20), lambda: self._up(name))
+        else:
+            node.host.gone = True
+
+    def _owned(self) -> "Node | None":
+        living = [n for n in self.world.living if not n.stopped and not n.host.gone]
+        return self._wishes.choice(living) if living and not self._over else None
 
     def join(self) -> None:
         if len(self.world.living) < 12:

@@ -134,6 +134,11 @@ class Node(Process):
             self._act(effect)
         self.world.moved(self)
 
+    def wish(self, event: node_ev.PauseChanged | node_ev.PartingAsked) -> None:
+        """Its owner wants this."""
+        if self.alive:
+            self.wake(self.feed, event)
+
     def _act(self, effect: ef.Effect) -> None:
         match effect:
             case ef.OrderInitialisation():
@@ -142,8 +147,10 @@ class Node(Process):
                 self._train(effect)
             case ef.OrderEvaluation(round_):
                 self.trainer.busy(0.1, lambda: self.feed(channel.Evaluated(round_, 2.0)))
-            case ef.FinishTraining(round_):
-                self.trainer.finish(round_)
+            case ef.FinishTraining(round_, rest):
+                self.trainer.finish(round_, rest)
+            case ef.HoldTraining(round_):
+                self.trainer.hold(round_)
             case ef.EndTrainer():
                 self.say("ends its trainer, which made no progress")
                 self.trainer.die()
@@ -189,10 +196,22 @@ class Node(Process):
                 self._report_ready(round_, contribution)
             case ef.ReportEvaluated(round_, loss):
                 self.reports.loss(round_, loss)
+            case ef.Depart():
+                invariants.who_departs_takes_nothing_along(self)
+                self._depart()
             case ef.RunFinished():
                 self.world.over(self)
             case _:
                 assert_never(effect)
+
+    def _depart(self) -> None:
+        """Leave, as soon as the run's state survives without it: who alone has it could not be brought back."""
+        if self.world.faults.may_go([self]):
+            self.say("leaves, all that it trained is committed")
+            self.control.leave("stopped by its operator")
+            self.world.kill(self)
+        else:
+            self.later(0.5, self._depart)
 
     # Training
 

@@ -25,7 +25,7 @@ class Trainer:
         self._order: pb.Train | None = None
         self._began = 0.0  # in seconds that the process ran
         self._most = 0  # steps
-        self._finish = False
+        self._finish = self._rests = False
         self._hung = False
         self._moved = 0.0  # seconds on the node's clock; when it last made progress
         self._samples: list[int] = []  # of the lease, behind what was carried over
@@ -111,6 +111,7 @@ class Trainer:
             self.steps, self._began = 0, self.node.ran
         self._moved = self.node.clock
         self._order, self._samples, self._finish, self.ahead = order, samples, False, False
+        self._rests = False
         self._most = max(self.steps, min(order.ceiling, len(samples) // self._batch))
         self._taking, self._reached = (self.node.state if on else None), False
         if on:
@@ -118,11 +119,19 @@ class Trainer:
         else:
             self._wait()
 
-    def finish(self, round_: int) -> None:
+    def finish(self, round_: int, rest: bool = False) -> None:
         if self._order is not None and self._order.round == round_ and not self._finish and not self.ahead:
             self._count()
-            self._finish = True
+            self._finish, self._rests = True, rest
             self._most = min(self._most, max(self.steps + 1, self._order.floor))
+            self._life += 1
+            self._wait()
+
+    def hold(self, round_: int) -> None:
+        """Go no further ahead than the step at hand."""
+        if self._order is not None and self._order.round == round_ and self.ahead:
+            self._count()
+            self._most = min(self._most, self.steps + 1)
             self._life += 1
             self._wait()
 
@@ -162,7 +171,7 @@ class Trainer:
         self._samples = self._samples[used:]
         self.steps, self._began = 0, self._began + steps * self.node.step_time
         self._most = min(self._ahead(order), len(self._samples) // self._batch)
-        self.ahead = steps > 0 and self._most > 0
+        self.ahead = steps > 0 and self._most > 0 and not self._rests
         self._life += 1
         if self.ahead:
             self._began = max(self._began, self.node.ran - self.node.step_time)

@@ -29,6 +29,7 @@ PLACES: dict[str, tuple[float, float]] = {
         "node.control": (3, 3),
         "node.recovery": (3.95, 3),
         "node.gateway": (3, 5),
+        "node.manners": (3, 4),
         "node.state_machine": (5.3, 2),
         "node.trainer": (6.4, 1),
         "node.engines": (7.4, 1),

@@ -112,3 +112,15 @@ def test_a_cap_that_is_adjusted_lets_nothing_through_that_waits() -> None:
         assert clock() - began >= 0.09
 
     run(body())
+
+
+def test_nothing_passes_while_a_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cap = Clock(monkeypatch), RateLimiter(0)
+    assert not cap.limits
+    cap.spent = lambda: clock.now < 1007.0
+    assert cap.limits and RateLimiter(0, within=cap).limits
+    spend(cap.take(1))
+    assert 1007.0 <= clock.now < 1008.0
+    before = clock.now
+    spend(cap.take(10**9))
+    assert clock.now == before

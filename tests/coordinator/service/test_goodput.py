@@ -15,7 +15,15 @@ def test_inner_time_counts_once_a_commit_used_it() -> None:
     meter.record_phase(A, "sync", 30)
     meter.record_commit([A], 32)
     meter.record_phase(A, "inner", 32)
-    expected = {"recovering": 10.0, "inner": 24.0, "sync": 2.0, "waiting": 0.0, "down": 0.0, "lost": 0.0}
+    expected = {
+        "recovering": 10.0,
+        "inner": 24.0,
+        "sync": 2.0,
+        "waiting": 0.0,
+        "paused": 0.0,
+        "down": 0.0,
+        "lost": 0.0,
+    }
     assert meter.seconds(36) == expected
 
 
@@ -65,7 +73,8 @@ def test_a_forgotten_nodes_seconds_stay() -> None:
     meter.record_departure(A, left=False, now=14)
     meter.forget(A, 20)
     assert not meter.accounts
-    assert meter.seconds(100) == {"inner": 10, "lost": 4, "down": 6, "sync": 0, "recovering": 0, "waiting": 0}
+    spent = {"inner": 10, "lost": 4, "down": 6, "sync": 0, "recovering": 0, "waiting": 0, "paused": 0}
+    assert meter.seconds(100) == spent
 
 
 def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
@@ -86,3 +95,14 @@ def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
                 meter.record_return(A, now)
         assert abs(sum(meter.seconds(now).values()) - now) < 1e-6
     assert abs(sum(meter.shares(now).values()) - 1) < 1e-9
+
+
+def test_a_paused_node_has_a_bucket_of_its_own_also_in_an_account_of_before() -> None:
+    meter = GoodputMeter()
+    meter.record_phase(A, "inner", 0)
+    del meter.accounts[A].spent["paused"], meter.past["paused"]  # as an earlier version wrote it
+    meter.record_phase(A, "paused", 10)
+    meter.record_phase(A, "inner", 25)
+    assert meter.seconds(30)["paused"] == 15 and sum(meter.seconds(30).values()) == 30
+    meter.forget(A, 30)
+    assert meter.seconds(40)["paused"] == 15

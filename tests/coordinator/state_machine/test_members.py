@@ -91,6 +91,27 @@ def test_the_first_step_of_a_life_is_entered_once_and_what_an_earlier_one_took_i
         assert members.judge(state.members, limits, (), 2.0) == verdicts, "the hung trainer may be the same"
 
 
+def test_a_pause_is_entered_once_and_its_end_is_no_step() -> None:
+    node, limits = NodeId("n1"), CONFIG.members
+    state, _ = step(joined(State(CONFIG), node), ev.Stepped(node, 1), 0.0)
+    for now, says, verdicts in (
+        (10.0, True, [ev.Paused(node, 1)]),
+        (11.0, True, []),
+        (12.0, False, [ev.Resumed(node, 1)]),
+        (13.0, False, []),
+        (13.5, True, []),  # too soon: it is idle anyway
+        (16.0, True, [ev.Paused(node, 1)]),
+    ):
+        state, _ = step(state, ev.Heartbeat(node, 1, "inner", 4, 7, says), now)
+        assert members.judge(state.members, limits, (), now) == verdicts, now
+        for verdict in verdicts:
+            state, _ = step(state, verdict, now)
+        assert state.members.idle == {node}, "it has taken no step since"
+    state, _ = step(state, ev.Heartbeat(node, 1, "inner", 4, 8), 17.0)
+    verdicts = members.judge(state.members, limits, (), 17.0)
+    assert verdicts == [ev.Stepped(node, 1), ev.Resumed(node, 1)]
+
+
 def test_a_suspect_goes_on_in_its_state_and_is_shown_as_a_suspect_with_the_reason() -> None:
     node = NodeId("n1")
     state, _ = step(joined(State(CONFIG), node), ev.Suspected(node, 1, "it is silent for 6 s"), 6.0)

@@ -12,7 +12,7 @@ from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
-from atoll.node.daemon import daemon as daemon_module
+from atoll.node.daemon import pulse
 from atoll.node.daemon.daemon import Daemon
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.state_machine import effects
@@ -73,13 +73,14 @@ def test_the_figures_of_the_trainer_are_in_the_heartbeat_and_in_the_status(tmp_p
         status = daemon.status()
         assert {name: status[name] for name in FIGURES} == FIGURES
         assert (status["peers"], status["threads"], status["trouble"]) == (2, 3, "")
-        assert status["limits"] == {"upload": 8.0, "download": 0.0, "disk": 0.0}
+        told = {"upload": 8.0, "download": 0.0, "disk": 0.0, "hours": "", "threads": 3}
+        assert {key: status["limits"][key] for key in told} == told and status["paused"] == ""
         assert status["state"] == status["phase"] and status["reason"] == "waits for the coordinator"
         daemon._state = State(trainer=Idle())
         daemon._beat.set()
         beat = await beats.get()
         assert beat.tokens_per_s == 5000, "it idles between two short rounds"
-        daemon._pulse.said_at = time.monotonic() - daemon_module.SPEED_SECONDS
+        daemon._pulse.said_at = time.monotonic() - pulse.SPEED_SECONDS
         daemon._beat.set()
         beat = await beats.get()
         assert (beat.tokens_per_s, beat.mfu, beat.data_wait, beat.gradient_norm) == (0, 0, 0, 0.5)

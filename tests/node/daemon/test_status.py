@@ -34,4 +34,6 @@ def test_figures_are_told_in_units_for_people_and_an_unknown_utilisation_as_such
         "learning rate": "0.0004",
     }
     assert dict(cli.status_lines({"tokens_per_s": 9.0, "mfu": 0.4123}))["mfu"] == "41.2 %"
+    limits = {"hours": "22:00-07:00", "battery": False, "metered": True, "upload": 20.0, "threads": 0, "disk": 9.0}
+    assert dict(cli.status_lines({"limits": limits})) == {"limits": "hours=22:00-07:00 battery=false upload=20"}
     assert "mfu" not in dict(cli.status_lines({"tokens_per_s": 0.0, "mfu": None})), "it takes no steps"

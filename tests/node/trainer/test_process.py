@@ -270,6 +270,25 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
     asyncio.run(story())
 
 
+def test_a_trainer_that_is_ahead_is_held_after_the_step_at_hand_and_what_it_took_counts(tmp_path: Path) -> None:
+    async def story() -> None:
+        run = small(inner=InnerConfig(batch_size=4), overlap=OverlapConfig(delay=2))
+        async with launched(tmp_path / "node", run) as node:
+            await node.attach()
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            node.end.send(trainer_channel.Train(1, 2, 1, FAR, 0, 1, ((0, 4 * FAR),)))
+            ready = await node.ask(trainer_channel.Finish(1), trainer_channel.Ready)
+            assert ready.ahead
+            await node.ask(trainer_channel.Hold(1), trainer_channel.Waits)  # long before it is as far as it may be
+            node.end.send(trainer_channel.Train(2, 2, 1, FAR, 0, 1, ((ready.samples, 4 * FAR),), continues=True))
+            ready = await node.ask(trainer_channel.Finish(2, rest=True), trainer_channel.Ready)
+            assert ready.steps >= 1 and not ready.ahead
+            node.end.send(trainer_channel.Train(3, 2, 1, 3, 0, 1, ((0, 400),), duty=0.5))
+            assert (await node.answer(trainer_channel.Ready)).steps == 3
+
+    asyncio.run(story())
+
+
 def test_a_trainer_goes_on_until_it_is_told_of_the_commit_or_has_a_rounds_steps() -> None:
     rounds = RoundsConfig(inner_steps=4, data_parallel=1)
     run = small(inner=InnerConfig(batch_size=4), overlap=OverlapConfig(delay=2), rounds=rounds)

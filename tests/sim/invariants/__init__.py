@@ -36,6 +36,7 @@ from sim.invariants.nodes import (
     steps_ahead_are_kept,
     steps_ahead_are_the_next_ones,
     the_state_stands_still_until_it_is_taken,
+    who_departs_takes_nothing_along,
 )
 from sim.invariants.records import (
     never_backwards,
@@ -83,6 +84,7 @@ __all__ = [
     "carried_work_is_the_front_of_the_lease",
     "check_written",
     "every_step_counts_once",
+    "who_departs_takes_nothing_along",
     "no_fragment_has_a_step_twice",
     "nodes_are_told_of_views_that_they_lack",
     "one_node_a_session",

@@ -49,7 +49,7 @@ def members_have_the_runs_state(state: State) -> None:
     members, here = state.members, state.members.here.values()
     suspects = {m.node for m in here if m.suspected is not None}
     hold(members.suspects == suspects, f"{suspects} are suspects, known are {members.suspects}")
-    idle = {m.node for m in here if m.idle}
+    idle = {m.node for m in here if m.rests}
     hold(members.idle == idle, f"{idle} are idle, known are {members.idle}")
     holding = Counter(m.state_round for m in here)
     hold(members.holding == holding, f"states are held as in {holding}, known is {members.holding}")

@@ -77,6 +77,13 @@ def only_committed_work_is_dropped(world: "World", node: "Node", samples: list[i
     hold(not lost, f"{node.me} throws away its steps on {lost}: {why}")
 
 
+def who_departs_takes_nothing_along(node: "Node") -> None:
+    """A node that leaves after its commit has no steps that are to be committed yet, unless it may take none that
+    would bring them into a round."""
+    kept = [s for s in (*node.local, *node.trainer.taken) if s not in node.world.truth.consumed]
+    hold(not kept or node.machine.paused, f"{node.me} leaves with its steps on {kept}")
+
+
 def every_step_counts_once(world: "World", node: "Node") -> None:
     """Every sample that a node took steps on is committed once or will be, unless the work died with a trainer."""
     twice = Counter(node.steps)

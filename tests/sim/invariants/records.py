@@ -119,7 +119,16 @@ def durable(state: State) -> State:
 
     def still(members: dict[NodeId, Member]) -> dict[NodeId, Member]:
         return {
-            n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0), step_before=(0, 0))
+            n: replace(
+                m,
+                heard_at=0.0,
+                moved_at=0.0,
+                stuck=0.0,
+                phase="",
+                step=(0, 0),
+                step_before=(0, 0),
+                says_paused=False,
+            )
             for n, m in members.items()
         }
 

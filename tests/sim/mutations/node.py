@@ -5,6 +5,55 @@ from sim.mutations.mutation import NODE, C, Mutation, N
 MUTATIONS = [
     # The node
     Mutation(
+        "a paused node takes a new order",
+        N + "state_machine/step.py",
+        "    if state.paused:\n        return state\n",
+        "",
+        NODE,
+    ),
+    Mutation(
+        "a paused node goes on to the end of its steps",
+        N + "state_machine/step.py",
+        "case Training(finishing=False) if state.paused:",
+        "case Training(finishing=False) if False:",
+        NODE,
+    ),
+    Mutation(
+        "a paused node goes on ahead",
+        N + "state_machine/step.py",
+        "case Ahead(round_, waits=False, held=False) if _rests(state):",
+        "case Ahead(round_, waits=False, held=False) if False:",
+        NODE,
+    ),
+    Mutation(
+        "a node that saves bytes fetches the state",
+        N + "state_machine/step.py",
+        "    if state.saves_bytes:\n        return state\n",
+        "",
+        NODE,
+    ),
+    Mutation(
+        "a node leaves before what it has is committed",
+        N + "state_machine/step.py",
+        "if isinstance(state.trainer, Training) or state.ready is not None:",
+        "if isinstance(state.trainer, Training):",
+        NODE,
+    ),
+    Mutation(
+        "a node that is to leave goes on from round to round",
+        N + "state_machine/step.py",
+        "    if state.parting is not None and not _owes_commit(state):\n        return state\n    return _train",
+        "    return _train",
+        NODE,
+    ),
+    Mutation(
+        "a node leaves with what a round left out",
+        N + "state_machine/step.py",
+        "return not state.paused and (ahead or state.carried is not None)",
+        "return False",
+        NODE,
+    ),
+    Mutation(
         "a node takes in older views",
         N + "state_machine/step.py",
         "if state.view is not None and _order(view) <= _order(state.view):",

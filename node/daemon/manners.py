@@ -1,0 +1,226 @@
+"""The node's manners towards its owner: it pauses when it is told to, or when the machine is not to be used; it
+keeps to the rates and the amounts that it is given.
+
+The pure part is `atoll.node.manners`. This shell asks the machine, keeps what the owner says, and has the node's
+machine and its data plane follow.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from atoll.comm.errors import ConfigError
+from atoll.comm.pause_reasons import PauseReason
+from atoll.node.config import NodeConfig
+from atoll.node.daemon.control_socket import Verb
+from atoll.node.manners.byte_account import load_account, save_account
+from atoll.node.manners.limits import KEYS, changed, limited, load_orders, save_orders, shown, wishes
+from atoll.node.manners.may_train import Observations, Pause, may_train, saves_bytes
+from atoll.node.manners.sensors import Sensors, check_observable
+from atoll.node.state_machine import events as ev
+
+log = logging.getLogger("atoll.node")
+DECISION_INTERVAL = 1.0  # seconds
+OBSERVATION_INTERVAL = 5.0  # seconds
+SAVE_INTERVAL = 60.0  # seconds between two writes of what was exchanged, where no limit is on it
+LONGEST_PAUSE = 366 * 86400.0  # seconds
+
+
+class Manners:
+    """What the owner of this machine wants, and what follows from it. `attach` it, then `run` it."""
+
+    def __init__(self, config: NodeConfig, state_dir: Path) -> None:
+        """`config`: as file and command line have it. Raises `ConfigError` for limits that cannot be."""
+        self._base, self._state_dir = config, state_dir
+        self._orders = load_orders(state_dir)
+        self.config = limited(config, self._orders)
+        self._wishes = wishes(self.config)
+        self._account, self._counted = load_account(state_dir), 0  # bytes of this life that the account has
+        self._seen, self._sensors = Observations(), Sensors()
+        self._round, self._round_began, self._round_bytes = -1, 0, 0
+        self._leaving, self._saved_at = False, -math.inf
+        self.reason: PauseReason | None = None
+        self._traffic: Callable[[], int] = lambda: 0
+        self._emit: Callable[[ev.Event], None] = lambda event: None
+        self._follow: Callable[[NodeConfig], None] = lambda config: None
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a limit on what this machine cannot tell."""
+        check_observable(self.config)
+
+    def attach(
+        self,
+        traffic: Callable[[], int],
+        emit: Callable[[ev.Event], None],
+        follow: Callable[[NodeConfig], None],
+    ) -> None:
+        """`traffic`: bytes that went up and down in this life; `emit` hands the node's machine an event; `follow`
+        is called with the settings, now and when they change."""
+        self._traffic, self._emit, self._follow = traffic, emit, follow
+        follow(self.config)
+        self.decide()
+
+    # What it comes to
+
+    @property
+    def words(self) -> str:
+        """Why the node may not train for now, and until when if that is known; empty: it may."""
+        if self.reason is None:
+            return ""
+        until = self._until()
+        return f"{self.reason.words}, until {until:%H:%M on %a %d %b}" if until is not None else self.reason.words
+
+    @property
+    def spent(self) -> bool:
+        """Whether the bytes of the day or the month are gone."""
+        now, more = self._account.at(datetime.now().date()), self._traffic() - self._counted
+        daily, monthly = self._wishes.daily, self._wishes.monthly
+        return (0 < daily <= now.day_bytes + more) or (0 < monthly <= now.month_bytes + more)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the node gives no state to others for now."""
+        return saves_bytes(self.reason)
+
+    @property
+    def has_budget(self) -> bool:
+        return self._wishes.daily > 0 or self._wishes.monthly > 0
+
+    def decide(self) -> None:
+        """Look again whether the node may train."""
+        self._account_for_traffic()
+        before, was_silent = self.reason, self.is_silent
+        seen, pause = self._observations(), self._orders.pause
+        now = datetime.now().astimezone()
+        self.reason = may_train(self._wishes, seen, pause, now, before, self._leaving)
+        if self.reason is before:
+            return
+        if self.reason is not PauseReason.LEAVING:
+            log.info(f"the node pauses: {self.words}" if self.reason is not None else "the node trains again")
+        if (before is None) != (self.reason is None) or self.is_silent != was_silent:
+            self._emit(ev.PauseChanged(self.reason is not None, self.is_silent))
+
+    def round_is(self, round_: int) -> None:
+        """Note the round of the state that the node holds: what the rounds before took, the next will."""
+        if round_ != self._round:
+            if round_ == self._round + 1:
+                self._round_bytes = self._traffic() - self._round_began
+            self._round, self._round_began = round_, self._traffic()
+
+    def status(self) -> dict[str, Any]:
+        """For `atoll node status`."""
+        account = self._account.at(datetime.now().date())
+        more = self._traffic() - self._counted
+        return {
+            "paused": self.words,
+            "limits": shown(self.config) | {"disk": self.config.disk},
+            "bytes_this_day": account.day_bytes + more,
+            "bytes_this_month": account.month_bytes + more,
+        }
+
+    async def run(self) -> None:
+        """Ask the machine and decide, every now and then, until cancelled."""
+        observed_at = -math.inf
+        try:
+            while True:
+                if time.monotonic() - observed_at >= OBSERVATION_INTERVAL:
+                    self._seen, observed_at = (
+                        await asyncio.to_thread(self._sensors.observe, self.config),
+                        time.monotonic(),
+                    )
+                self.decide()
+                await asyncio.sleep(DECISION_INTERVAL)
+        finally:
+            self._account_for_traffic()
+
+    # What the owner says
+
+    @property
+    def verbs(self) -> dict[str, Verb]:
+        """The requests of the control socket."""
+        return {"pause": self._pause, "resume": self._resume, "limits": self._limit}
+
+    def leave_soon(self) -> None:
+        """Take no more steps: the node goes when what it has is committed."""
+        self._leaving = True
+        self.decide()
+
+    def _pause(self, arguments: Sequence[str]) -> dict[str, Any]:
+        until = None
+        if arguments:
+            seconds = _number(arguments[0])
+            if not 0 < seconds <= LONGEST_PAUSE:
+                raise ConfigError(f"cannot pause for {seconds:g} s: it must be more than 0, and a year at most")
+            until = time.time() + seconds
+        self._keep(replace(self._orders, pause=Pause(until)))
+        return {"paused": self.words}
+
+    def _resume(self, arguments: Sequence[str]) -> dict[str, Any]:
+        self._keep(replace(self._orders, pause=None))
+        return {"paused": self.words}
+
+    def _limit(self, arguments: Sequence[str]) -> dict[str, Any]:
+        if arguments:
+            orders = changed(self._orders, arguments)
+            config = limited(self._base, orders)
+            touched = {setting.partition("=")[0] for setting in arguments}
+            check_observable(replace(NodeConfig(), **{key: getattr(config, key) for key in touched}))
+            self._keep(orders)
+        return {"limits": shown(self.config), "told": sorted(self._orders.limits), "paused": self.words}
+
+    def _keep(self, orders: Any) -> None:
+        save_orders(self._state_dir, orders)
+        self._orders = orders
+        config = limited(self._base, orders)
+        if config != self.config:
+            told = (
+                f"{key}={getattr(config, key)}"
+                for key in KEYS
+                if getattr(config, key) != getattr(self.config, key)
+            )
+            log.info(f"limits: {', '.join(told)}")
+            self.config, self._wishes = config, wishes(config)
+            self._follow(config)
+        self.decide()
+
+    # Details
+
+    def _observations(self) -> Observations:
+        now = self._account.at(datetime.now().date())
+        day, month, round_ = now.day_bytes, now.month_bytes, self._round_bytes
+        return replace(self._seen, day_bytes=day, month_bytes=month, round_bytes=round_)
+
+    def _account_for_traffic(self) -> None:
+        traffic = self._traffic()
+        if traffic == self._counted:
+            return
+        self._account = self._account.add(traffic - self._counted, datetime.now().date())
+        self._counted = traffic
+        if not self.has_budget and time.monotonic() - self._saved_at < SAVE_INTERVAL:
+            return
+        self._saved_at = time.monotonic()
+        try:
+            save_account(self._state_dir, self._account)
+        except OSError as error:
+            log.debug(f"cannot keep what was exchanged: {error}")
+
+    def _until(self) -> datetime | None:
+        pause, hours = self._orders.pause, self._wishes.hours
+        if self.reason is PauseReason.TOLD and pause is not None and pause.until is not None:
+            return datetime.fromtimestamp(pause.until)
+        if self.reason is PauseReason.HOURS and hours is not None:
+            return hours.next_begin(datetime.now())
+        return None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"cannot pause for {text!r}: give a number of seconds") from None
