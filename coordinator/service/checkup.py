@@ -63,6 +63,9 @@ class Callers(Protocol):
     async def caller(self, asks: cp.Caller, context: Context) -> Member | None:
         """The node whose session the caller shows; None: it shows a token. Aborts for others."""
 
+    def prove_caller(self, asks: cp.Caller, context: Context) -> None:
+        """Take the connection of a known caller for no stranger's."""
+
     def network(self, context: Context) -> str:
         """The address that a call comes from, as limits count it."""
 
@@ -134,7 +137,7 @@ class CheckupService:
         node = await self._callers.caller(request, context)
         if self._event_loop.draining:
             await self._callers.refuse(context, Code.UNAVAILABLE, STOPPING)
-        await self._limit(self._looks, node, context)
+        await self._limit(self._looks, request, node, context)
         state = self._event_loop.state
         return cp.LookReply(
             config=to_json(state.config),
@@ -154,7 +157,7 @@ class CheckupService:
             address = validation.address(request.address, self._door.origin(context.peer()).peer)
         except (ValueError, ConfigError) as error:
             await self._callers.refuse(context, Code.INVALID_ARGUMENT, str(error))
-        await self._limit(self._dials, node, context)
+        await self._limit(self._dials, request.caller, node, context)
         reply = cp.DialBackReply(outcome=cp.TIMED_OUT, address=address)
         try:
             async with asyncio.timeout(DIAL_SECONDS), self._dialling:
@@ -169,7 +172,7 @@ class CheckupService:
     async def Receive(self, request: cp.ReceiveRequest, context: Context) -> None:
         """Send as many bytes as are asked for, within the limits."""
         node = await self._callers.caller(request.caller, context)
-        async with self._turn(node, context):
+        async with self._turn(request.caller, node, context):
             writing = await self._pour(min(request.bytes, RATE_BYTES), context)
         if writing is not None:  # who does not read waits for nobody else's turn
             await writing
@@ -194,7 +197,7 @@ class CheckupService:
             return cp.SendReply()
         node = await self._callers.caller(first.caller, context)
         origin = self._door.origin(context.peer())
-        async with self._turn(node, context):
+        async with self._turn(first.caller, node, context):
             self._door.allow(origin, RATE_BYTES + FRAMING)
             try:
                 await context.send_initial_metadata(())
@@ -222,9 +225,9 @@ class CheckupService:
         return cp.SendReply(bytes=size, seconds=last - begun)
 
     @asynccontextmanager
-    async def _turn(self, node: Member | None, context: Context) -> AsyncIterator[None]:
+    async def _turn(self, asks: cp.Caller, node: Member | None, context: Context) -> AsyncIterator[None]:
         """The one measurement that goes on, after those that came before it."""
-        await self._limit(self._measured, node, context, RATE_BYTES)
+        await self._limit(self._measured, asks, node, context, RATE_BYTES)
         if self._turns >= MAX_TURNS:
             await self._callers.refuse(context, Code.RESOURCE_EXHAUSTED, "too many measure at once: try again")
         self._turns += 1
@@ -241,10 +244,13 @@ class CheckupService:
         finally:
             self._turns -= 1
 
-    async def _limit(self, quota: "Quota", node: Member | None, context: Context, cost: int = 1) -> None:
+    async def _limit(
+        self, quota: "Quota", asks: cp.Caller, node: Member | None, context: Context, cost: int = 1
+    ) -> None:
         callers = (self._callers.network(context), *((node.node,) if node is not None else ()))
         if why := quota.take(callers, self._clock(), cost):
             await self._callers.refuse(context, Code.RESOURCE_EXHAUSTED, why)
+        self._callers.prove_caller(asks, context)
 
     def _host(self, context: Context) -> str:
         return self._door.origin(context.peer()).host

@@ -239,9 +239,12 @@ class CoordinatorService:
         if known is None:
             await self._check_token(asks.token, asks.role, context)
             self._strangers.refund(self.network(context), self._clock())
+        return known
+
+    def prove_caller(self, asks: cp.Caller, context: Context) -> None:
+        """Tell the door whose connection a call came over; its `caller` is known, and has not called too often."""
         here = self._member(asks.session)
         self._prove(None if here is None else here.node, context)
-        return known
 
     def network(self, context: Context) -> str:
         """The address that a call comes from, as limits count it."""

@@ -4,7 +4,7 @@ import asyncio
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,25 @@ def test_who_shows_nothing_is_told_nothing(tmp_path: Path) -> None:
         assert await received.code() is Code.PERMISSION_DENIED
         other = cp.Caller(run="atoll", token=c.token)
         assert "serves 'reef'" in await refused(stub(c).Look(other), Code.FAILED_PRECONDITION)
+
+    run(story, tmp_path)
+
+
+def test_who_looks_too_often_takes_no_place_from_those_who_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkup, "LOOKS", RateLimit(1e-9, 1))
+
+    async def story(c: Coordinator) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with AsyncExitStack() as opened:
+            codes = []
+            for _ in range(3):
+                channel = grpc.aio.insecure_channel(c.address, options=options)
+                looking: Any = rpc.CheckupStub(await opened.enter_async_context(channel)).Look(caller(c))
+                codes.append(await looking.code())
+            assert codes == [Code.OK, Code.RESOURCE_EXHAUSTED, Code.RESOURCE_EXHAUSTED]
+            assert len(c.plane.door._owners) == 1, "the others are strangers', as of who shows nothing"
 
     run(story, tmp_path)
 
