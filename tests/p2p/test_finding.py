@@ -17,10 +17,9 @@ from atoll.node.gateway.stream_header import Answer, Service
 from atoll.node.gateway.swarm import Swarm, SwarmOptions
 
 
-def record(peer: Peer, address: str, sequence: int) -> CoordinatorRecord:
-    return CoordinatorRecord(
-        "reef", address, peer.swarm.host, 1, sequence, int(time.time()) + LIFE_SECONDS - sequence
-    )
+def record(peer: Peer, address: str, sequence: int, lasts: int) -> CoordinatorRecord:
+    """A record that lasts so many seconds."""
+    return CoordinatorRecord("reef", address, peer.swarm.host, 1, sequence, int(time.time()) + lasts)
 
 
 def certificate(folder: Path, name: str) -> Certificate:
@@ -50,11 +49,14 @@ async def _found(tmp_path: Path) -> None:
         finder = CoordinatorFinder("reef", own.pin, tmp_path / "seen", node.swarm, node.relaying.reach)
         with pytest.raises(Unreachable, match="no gateway knows"):
             await finder.connect()
-        for sequence in (300, 200):  # expirations rise
-            made = record(beside, "", sequence)
+        for sequence in (1, 2):
+            made = record(beside, "", sequence, 100 * sequence)
             assert await publish(beside, made, own)
             found = await node.swarm.find(record_key("reef", own.pin))
             assert found is not None and read_record(found, "reef", own.pin) == made
+        assert not await publish(
+            beside, record(beside, "", 1, LIFE_SECONDS), own
+        )  # an old one, which lasts longer
         finder = CoordinatorFinder("reef", own.pin, tmp_path / "seen", node.swarm, node.relaying.reach)
         await finder.look()
         assert finder.record == made
@@ -70,8 +72,8 @@ async def _lied(tmp_path: Path) -> None:
     own, forger = certificate(tmp_path, "c"), certificate(tmp_path, "f")
     key = record_key("reef", own.pin)
     async with gateway(tmp_path, "public", public=True) as public:
-        genuine = record(public, "203.0.113.7:4700", 100)
-        forged = record(public, "198.51.100.66:4700", 1)
+        genuine = record(public, "203.0.113.7:4700", 1, LIFE_SECONDS - 100)
+        forged = record(public, "198.51.100.66:4700", 2, LIFE_SECONDS)
         # A peer of the same DHT, with no rules of its own: it stores what it likes, and answers with it.
         liar = await DHTNode.create(
             initial_peers=[public.multiaddr],
