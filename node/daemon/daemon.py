@@ -180,7 +180,7 @@ class Daemon:
                 ):
                     self._tasks.create_task(work)
                 if self._options.checks:
-                    self._spawn(look_around(self._member))
+                    self._spawn(look_around(self._member, rates=not self._manners.counts_bytes))
                 await self._over.wait()
                 await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
                 raise _Over  # cancels whatever is still under way

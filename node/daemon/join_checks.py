@@ -40,13 +40,13 @@ def log_run(member: CoordinatorSession, config: NodeConfig) -> None:
         _tell(check)
 
 
-async def look_around(member: CoordinatorSession) -> None:
+async def look_around(member: CoordinatorSession, rates: bool = True) -> None:
     """Ask the coordinator about the way to it; where that is on this machine itself there is none."""
     if not is_loopback(split_host_port(member.invite.address, "the join URL's address")[0]):
-        await ask_around(member)
+        await ask_around(member, rates)
 
 
-async def ask_around(member: CoordinatorSession) -> None:
+async def ask_around(member: CoordinatorSession, rates: bool = True) -> None:
     """Say whether the coordinator can dial this node, whose clock is wrong, how fast the link is, and how long an
     exchange will take."""
     try:
@@ -57,8 +57,9 @@ async def ask_around(member: CoordinatorSession) -> None:
             clock = clock_check(sight)
             if clock.remedy:
                 _tell(clock)
-            async for check in rate_checks(client, sight.run, sight.members, member.config):
-                _tell(check)
+            if rates:
+                async for check in rate_checks(client, sight.run, sight.members, member.config):
+                    _tell(check)
     except (Refused, Unreachable) as error:
         log.info("the way to the coordinator is not known: %s", error)
 

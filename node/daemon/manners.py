@@ -89,6 +89,11 @@ class Manners:
         return saves_bytes(self.reason)
 
     @property
+    def counts_bytes(self) -> bool:
+        """Whether the owner wants bytes saved: no more go over the link than an exchange needs."""
+        return self.has_budget or not self.config.metered
+
+    @property
     def has_budget(self) -> bool:
         return self._wishes.daily > 0 or self._wishes.monthly > 0
 

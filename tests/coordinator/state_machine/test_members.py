@@ -108,8 +108,8 @@ def test_a_pause_is_entered_once_and_its_end_is_no_step() -> None:
             state, _ = step(state, verdict, now)
         assert state.members.idle == {node}, "it has taken no step since"
     state, _ = step(state, ev.Heartbeat(node, 1, "inner", 4, 8), 17.0)
-    verdicts = members.judge(state.members, limits, (), 17.0)
-    assert verdicts == [ev.Stepped(node, 1), ev.Resumed(node, 1)]
+    found = members.judge(state.members, limits, (), 17.0)
+    assert found == [ev.Stepped(node, 1), ev.Resumed(node, 1)]
 
 
 def test_a_suspect_goes_on_in_its_state_and_is_shown_as_a_suspect_with_the_reason() -> None:

@@ -10,7 +10,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.manners import byte_account, sensors
 from atoll.node.manners.byte_account import ByteAccount, load_account, save_account
 from atoll.node.manners.limits import NAME, Orders, changed, limited, load_orders, save_orders, shown, wishes
-from atoll.node.manners.may_train import Pause
+from atoll.node.manners.may_train import Observations, Pause
 
 
 def test_what_is_told_goes_over_the_config_and_is_taken_back_by_an_empty_value() -> None:
@@ -113,4 +113,4 @@ def test_this_machine_tells_something_or_nothing_but_never_fails() -> None:
     assert asked.observe(everything).others_share is None, "the first look has nothing to compare with"
     share = asked.observe(everything).others_share
     assert share is not None and 0 <= share <= 1
-    assert asked.observe(NodeConfig()) == sensors.Observations(), "nothing is asked that no limit needs"
+    assert asked.observe(NodeConfig()) == Observations(), "nothing is asked that no limit needs"

@@ -53,7 +53,7 @@ def test_the_reasons_come_in_the_order_of_their_numbers() -> None:
         {"idle_only": False},
         {"gpu_temperature": 0.0},
     ):
-        wishes = replace(wishes, **better)  # type: ignore[arg-type]
+        wishes = replace(wishes, **better)
         found.append(may_train(wishes, seen, None, NOON))
     kinds = ("DAY_BYTES", "MONTH_BYTES", "BATTERY", "METERED", "IN_USE", "GPU_HOT")
     assert found == [*(PauseReason[kind] for kind in kinds), None]
