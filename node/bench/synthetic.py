@@ -218,6 +218,9 @@ class SyntheticTrainer:
     def hang_up(self) -> None:
         """Do nothing: the stand-in waits for the bench, not for a model, and there is nothing to end."""
 
+    def change_settings(self, node: NodeConfig) -> None:
+        """Do nothing: no setting of a trainer is one of the stand-in's."""
+
     def report_ready(self, round_: int) -> None:
         """Report `Ready` in this round."""
         self._go.put_nowait(round_)
