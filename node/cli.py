@@ -280,7 +280,7 @@ def status(state_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(said))
         return
-    if away := said.pop("coordinator_away_s"):
+    if away := said.pop("coordinator_away_s", 0):
         click.echo(f"the coordinator has not answered for {away:,.0f} s; what it told before that:")
     for label, value in status_lines(said):
         say(f"{label:>18}  {value}")

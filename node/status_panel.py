@@ -10,6 +10,7 @@ from typing import Any
 from rich.cells import cell_len, chop_cells, set_cell_size
 
 from atoll.comm.terminal import visible
+from atoll.node.config import NodeConfig
 
 LABEL_WIDTH = 12  # characters before a line's words
 BAR_WIDTH = 30  # characters
@@ -159,9 +160,10 @@ def _credit(said: dict[str, Any]) -> str:
 
 
 def _flat(value: Any) -> str:
-    """What is set of a table's values, in words."""
+    """What is set of a table's values, or of limits otherwise than usual, in words."""
     if not isinstance(value, dict):
         return str(value) if value else ""
-    there = ((key, part) for key, part in value.items() if part)
+    usual = NodeConfig()
+    there = ((k, part) for k, part in value.items() if (part != getattr(usual, k) if hasattr(usual, k) else part))
     parts = ((key, f"{part:g}" if isinstance(part, float) else str(part).lower()) for key, part in there)
     return ", ".join(f"{key}={part}" for key, part in parts)

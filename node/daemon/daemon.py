@@ -135,7 +135,8 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_network(self._config)
-        self._manners.check()
+        if sentence := self._manners.unobservable:
+            log.warning(sentence)
         if sentence := beginning_out_of_reach(run, self._config):
             log.warning(sentence)
         outer_schedule(run)  # raises where the run's is of a package that is not here
@@ -243,6 +244,8 @@ class Daemon:
 
     def _advance(self, event: ev.Event) -> None:
         """Take the event in, and carry out what the machine asks for."""
+        if isinstance(event, ev.StateMoved) and (pause := self._manners.round_is(event.round)) is not None:
+            self._advance(pause)
         before = self._state.phase
         self._state, effects = step(self._state, event)
         self._member.reports.view = self._state.view
@@ -250,7 +253,6 @@ class Daemon:
             self._act(effect)
         if self._loop is not None:
             self._loop.replays.follow(self._state)
-        self._manners.round_is(self._state.round)
         if self._state.phase != before or isinstance(event, ev.PauseChanged):
             self._beat.set()
 

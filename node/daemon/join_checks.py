@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from atoll.comm.addresses import is_loopback
-from atoll.comm.errors import Refused, Unreachable
+from atoll.comm.errors import AtollError
 from atoll.comm.invite import split_host_port
 from atoll.node.checks.check import Check
 from atoll.node.checks.machine import machine_checks
@@ -41,9 +41,14 @@ def log_run(member: CoordinatorSession, config: NodeConfig) -> None:
 
 
 async def look_around(member: CoordinatorSession, rates: bool = True) -> None:
-    """Ask the coordinator about the way to it; where that is on this machine itself there is none."""
-    if not is_loopback(split_host_port(member.invite.address, "the join URL's address")[0]):
+    """Ask the coordinator about the way to it; where that is on this machine itself there is none. Whatever goes
+    wrong with that, the node goes on."""
+    if is_loopback(split_host_port(member.invite.address, "the join URL's address")[0]):
+        return
+    try:
         await ask_around(member, rates)
+    except Exception:
+        log.exception("the way to the coordinator is not known: a fault of this node")
 
 
 async def ask_around(member: CoordinatorSession, rates: bool = True) -> None:
@@ -60,7 +65,7 @@ async def ask_around(member: CoordinatorSession, rates: bool = True) -> None:
             if rates:
                 async for check in rate_checks(client, sight.run, sight.members, member.config):
                     _tell(check)
-    except (Refused, Unreachable) as error:
+    except AtollError as error:
         log.info("the way to the coordinator is not known: %s", error)
 
 

@@ -44,15 +44,20 @@ class Manners:
         self._account, self._counted = load_account(state_dir), 0  # bytes of this life that the account has
         self._seen, self._sensors = Observations(), Sensors()
         self._round, self._round_began, self._round_bytes = -1, 0, 0
-        self._leaving, self._saved_at = False, -math.inf
+        self._leaving, self._silent, self._saved_at = False, False, -math.inf
         self.reason: PauseReason | None = None
         self._traffic: Callable[[], int] = lambda: 0
         self._emit: Callable[[ev.Event], None] = lambda event: None
         self._follow: Callable[[NodeConfig], None] = lambda config: None
 
-    def check(self) -> None:
-        """Raise `ConfigError` for a limit on what this machine cannot tell."""
-        check_observable(self.config)
+    @property
+    def unobservable(self) -> str:
+        """Which limit is on what this machine cannot tell now, as it may again; empty: none."""
+        try:
+            check_observable(self.config)
+        except ConfigError as error:
+            return f"{error}; until it can tell, the limit holds nothing back"
+        return ""
 
     def attach(
         self,
@@ -86,7 +91,7 @@ class Manners:
     @property
     def is_silent(self) -> bool:
         """Whether the node gives no state to others for now."""
-        return saves_bytes(self.reason)
+        return self._silent
 
     @property
     def counts_bytes(self) -> bool:
@@ -99,24 +104,31 @@ class Manners:
 
     def decide(self) -> None:
         """Look again whether the node may train."""
+        if (changed := self._look()) is not None:
+            self._emit(changed)
+
+    def round_is(self, round_: int) -> ev.PauseChanged | None:
+        """Note the round of the state that the node has come to: what the rounds before took, the next will.
+        Returns the event of a pause, or of its end, that follows: a round that would not fit is not begun."""
+        if round_ == self._round:
+            return None
+        if round_ == self._round + 1 and self._round >= 0:
+            self._round_bytes = self._traffic() - self._round_began
+        self._round, self._round_began = round_, self._traffic()
+        return self._look()
+
+    def _look(self) -> ev.PauseChanged | None:
         self._account_for_traffic()
-        before, was_silent = self.reason, self.is_silent
+        before, was_silent = self.reason, self._silent
         seen, pause = self._observations(), self._orders.pause
         now = datetime.now().astimezone()
         self.reason = may_train(self._wishes, seen, pause, now, before, self._leaving)
-        if self.reason is before:
-            return
-        if self.reason is not PauseReason.LEAVING:
+        self._silent = saves_bytes(self._wishes, seen)
+        if self.reason is not before and self.reason is not PauseReason.LEAVING:
             log.info(f"the node pauses: {self.words}" if self.reason is not None else "the node trains again")
-        if (before is None) != (self.reason is None) or self.is_silent != was_silent:
-            self._emit(ev.PauseChanged(self.reason is not None, self.is_silent))
-
-    def round_is(self, round_: int) -> None:
-        """Note the round of the state that the node holds: what the rounds before took, the next will."""
-        if round_ != self._round:
-            if round_ == self._round + 1:
-                self._round_bytes = self._traffic() - self._round_began
-            self._round, self._round_began = round_, self._traffic()
+        if (before is None) == (self.reason is None) and self._silent == was_silent:
+            return None
+        return ev.PauseChanged(self.reason is not None, self._silent)
 
     def status(self) -> dict[str, Any]:
         """For `atoll node status`."""

@@ -69,9 +69,9 @@ def may_train(
         return PauseReason.TOLD
     if wishes.hours is not None and not wishes.hours.include(now):
         return PauseReason.HOURS
-    if wishes.daily and seen.day_bytes + seen.round_bytes > wishes.daily:
+    if _is_spent(seen.day_bytes, seen.round_bytes, wishes.daily):
         return PauseReason.DAY_BYTES
-    if wishes.monthly and seen.month_bytes + seen.round_bytes > wishes.monthly:
+    if _is_spent(seen.month_bytes, seen.round_bytes, wishes.monthly):
         return PauseReason.MONTH_BYTES
     if not wishes.battery and seen.on_battery:
         return PauseReason.BATTERY
@@ -84,9 +84,17 @@ def may_train(
     return None
 
 
-def saves_bytes(reason: PauseReason | None) -> bool:
-    """Whether a node that is paused for this fetches and gives no state either."""
-    return reason in (PauseReason.DAY_BYTES, PauseReason.MONTH_BYTES, PauseReason.METERED)
+def saves_bytes(wishes: Wishes, seen: Observations) -> bool:
+    """Whether the node is to fetch and give no state either, whatever else it is paused for."""
+    spent = _is_spent(seen.day_bytes, seen.round_bytes, wishes.daily)
+    spent = spent or _is_spent(seen.month_bytes, seen.round_bytes, wishes.monthly)
+    return spent or (not wishes.metered and bool(seen.on_metered))
+
+
+def _is_spent(bytes_: int, round_bytes: int, limit: int) -> bool:
+    """Whether a round more would not fit. What a round takes may have been overrated, as by newcomers who fetched
+    the state: one fits where half of it all is left."""
+    return limit > 0 and bytes_ + min(round_bytes, limit // 2) > limit
 
 
 def _in_use(seen: Observations, was: bool) -> bool:

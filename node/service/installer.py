@@ -19,16 +19,20 @@ from atoll.node.service.detach import NotStarted
 from atoll.node.service.systemd import Service
 
 # What a service, which has nothing of a shell's environment, takes along of it: where programs and files are.
-KEPT_VARIABLES = ("PATH", "XDG_STATE_HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HF_HOME", "ATOLL_LOG")
+KEPT_VARIABLES = (
+    *("PATH", "XDG_STATE_HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HF_HOME", "ATOLL_LOG"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+)
 COMMAND_SECONDS = 120.0  # that a manager may take to stop a node
 
 
 def service_name(state_dir: Path) -> str:
     """The name of the service of the node with this state directory: atoll-node of the default one."""
-    if state_dir == default_state_dir("node"):
+    folder = state_dir.resolve()  # by whichever way it was named
+    if folder == default_state_dir("node").resolve():
         return "atoll-node"
-    readable = re.sub(r"[^A-Za-z0-9_]+", "-", state_dir.name).strip("-")[:32]
-    return f"atoll-node-{readable}-{hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:8]}"
+    readable = re.sub(r"[^A-Za-z0-9_]+", "-", folder.name).strip("-")[:32]
+    return f"atoll-node-{readable}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

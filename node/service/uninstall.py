@@ -21,6 +21,7 @@ from atoll.node.outer.shared_vectors import clear_own, own_folders
 from atoll.node.service.installer import Manager, service_name
 from atoll.node.service.join_command import URL_FILE
 
+JOURNAL, SESSION = "journal.sqlite", "session"  # of a coordinator's state directory, and of a node's
 LEAVE_SECONDS = 100.0  # that a daemon has to end; a script of the volunteer's own may take 60
 LOOK_SECONDS = 0.2  # between two looks at whether it has
 
@@ -63,7 +64,7 @@ def check_removable(found: Installed) -> None:
         if found.service or found.folders:
             return
         raise ConfigError(f"there is no node in {state_dir}, and no service of one: is --state-dir right?")
-    if (state_dir / "journal.sqlite").exists():
+    if (state_dir / JOURNAL).exists():
         raise ConfigError(f"{state_dir} is a coordinator's: `atoll node uninstall` removes nodes")
     if not _is_a_nodes(state_dir):
         raise ConfigError(f"{state_dir} is no node's state directory: nothing is removed")
@@ -72,6 +73,12 @@ def check_removable(found: Installed) -> None:
         raise ConfigError(
             f"{state_dir} holds your home, this program or the folder that you are in: it is not removed"
         )
+    for mark in (JOURNAL, SESSION, URL_FILE):
+        for file in state_dir.rglob(mark):
+            if file.parent != state_dir:
+                raise ConfigError(
+                    f"{file.parent}, in {state_dir}, is another node's or a coordinator's: move it elsewhere first"
+                )
 
 
 def uninstall(found: Installed) -> Iterator[str]:
@@ -114,7 +121,7 @@ def size_of(folder: Path) -> int:
 def _is_a_nodes(state_dir: Path) -> bool:
     """Whether a node wrote here: its session, or the join URL that `install-service` keeps."""
     with suppress(OSError, ValueError):
-        whose, session, name = (state_dir / "session").read_text().split("\n")[:3]
+        whose, session, name = (state_dir / SESSION).read_text().split("\n")[:3]
         if len(whose.split(" ")) == 2 and session:
             return True
     with suppress(OSError, UnicodeDecodeError, ConfigError):
@@ -137,9 +144,11 @@ def _wait_for_lock(stack: ExitStack, state_dir: Path, seconds: float) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, and those above it that are Atoll's and empty then."""
+    """Remove a folder, and those above it that are Atoll's and empty then. Of a link that is no node's folder only
+    the link: what else is where it leads is not known."""
     try:
-        shutil.rmtree(folder.resolve())
+        if not folder.is_symlink() or _is_a_nodes(folder):
+            shutil.rmtree(folder.resolve())
         if folder.is_symlink():
             folder.unlink()
     except OSError as error:

@@ -355,10 +355,16 @@ def _owes_commit(state: State) -> bool:
     round are not waited for while it may take none."""
     if isinstance(state.outer, Moving) and state.outer.by is Move.APPLY:
         return True
-    if isinstance(state.trainer, Training) or state.ready is not None:
+    if isinstance(state.trainer, Training) or (state.ready is not None and not _is_left_out(state, state.ready)):
         return True
     ahead = isinstance(state.trainer, Ahead) and state.trainer.front is not None
     return not state.paused and (ahead or state.carried is not None)
+
+
+def _is_left_out(state: State, ready: Work) -> bool:
+    """Whether that work was left out of its round, and is brought into none while the node fetches no state."""
+    view = state.view
+    return state.saves_bytes and view is not None and ready.round <= view.committed and not _holds(state, view)
 
 
 def _differs(at: At, view: pb.View) -> bool:

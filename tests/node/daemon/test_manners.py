@@ -80,14 +80,14 @@ def test_bytes_of_this_day_are_counted_over_restarts_and_hold_the_node_back(tmp_
 
 def test_a_round_that_would_not_fit_is_not_begun(tmp_path: Path) -> None:
     told = Told(tmp_path, NodeConfig(daily=1e-6))
-    told.manners.round_is(3)
+    assert told.manners.round_is(3) is None
     told.traffic = 400
-    told.manners.round_is(4)
+    assert told.manners.round_is(4) is None and told.manners.round_is(4) is None
     told.manners.decide()
     assert told.manners.reason is None
-    told.traffic = 700
-    told.manners.decide()
-    assert told.manners.reason is PauseReason.DAY_BYTES and not told.manners.spent
+    told.traffic = 701
+    assert told.manners.round_is(5) == PauseChanged(True, saves_bytes=True), "before that round is begun"
+    assert told.manners.reason is PauseReason.DAY_BYTES and not told.manners.spent and not told.events
 
 
 def test_a_node_that_ends_pauses_for_that(tmp_path: Path) -> None:

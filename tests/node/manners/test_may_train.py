@@ -124,8 +124,25 @@ def test_a_round_that_would_take_more_than_what_is_left_is_not_begun() -> None:
     wishes = Wishes(daily=1000)
     assert may_train(wishes, Observations(day_bytes=600, round_bytes=400), None, NOON) is None
     reason = may_train(wishes, Observations(day_bytes=601, round_bytes=400), None, NOON)
-    assert reason is PauseReason.DAY_BYTES and saves_bytes(reason)
-    assert not saves_bytes(PauseReason.TOLD) and not saves_bytes(None)
+    assert reason is PauseReason.DAY_BYTES
+
+
+def test_bytes_are_saved_whatever_else_the_node_is_paused_for() -> None:
+    wishes = Wishes(daily=1000, monthly=5000, metered=False, battery=False)
+    assert not saves_bytes(wishes, Observations(on_battery=True))
+    for seen in (
+        Observations(on_battery=True, on_metered=True),
+        Observations(day_bytes=601, round_bytes=400),
+        Observations(month_bytes=5001),
+    ):
+        assert saves_bytes(wishes, seen) and not saves_bytes(Wishes(), seen)
+        assert may_train(wishes, seen, Pause(), NOON) is PauseReason.TOLD
+
+
+def test_a_round_whose_bytes_are_overrated_is_begun_where_half_is_left() -> None:
+    wishes = Wishes(daily=1000)
+    assert may_train(wishes, Observations(day_bytes=500, round_bytes=5000), None, NOON) is None
+    assert may_train(wishes, Observations(day_bytes=501, round_bytes=5000), None, NOON) is PauseReason.DAY_BYTES
 
 
 def test_a_hot_gpu_is_used_again_once_it_is_cooler_by_a_margin() -> None:

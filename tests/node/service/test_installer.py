@@ -173,6 +173,11 @@ def test_what_is_not_a_nodes_state_directory_is_not_removed(
     assert "holds your home" in refuse(system, system.home)
     assert "holds your home" in refuse(system, Path("."))
     assert (folder / "journal.sqlite").exists() and (folder / "session").exists()
+    (around := system.home / "around").mkdir()
+    (around / "session").write_text("127.0.0.1:1 reef\nsecret.2\neve\n")
+    folder.rename(around / "photos")
+    assert f"{around / 'photos'}, in {around}, is another node's" in refuse(system, around)
+    assert (around / "photos" / "journal.sqlite").exists() and (around / "session").exists()
 
 
 def test_one_is_asked_before_anything_goes(system: System) -> None:
