@@ -35,8 +35,8 @@ MUTATIONS = [
     Mutation(
         "a node leaves before what it has is committed",
         N + "state_machine/step.py",
-        "if isinstance(state.trainer, Training) or state.ready is not None:",
-        "if isinstance(state.trainer, Training):",
+        "(state.ready is not None and not _is_left_out(state, state.ready))",
+        "False",
         NODE,
     ),
     Mutation(
