@@ -8,11 +8,15 @@ looks at a member's when it joins, a node at each that it dials, the clients of 
 
 import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
 NAT64 = IPv6Network("64:ff9b::/96")  # of translators to the IPv4 address in the last 32 bits
 METADATA = ip_address("fd00:ec2::254")  # a cloud's own service, at an address that is private, not link-local
+# Threads of their own: a name server that never answers holds up nothing but other names.
+_RESOLVERS = ThreadPoolExecutor(4, "resolve")
 SocketAddress = tuple[Any, ...]  # as the socket module has it: host and port, and for IPv6 two more
 
 
@@ -62,12 +66,21 @@ def is_local_host(host: str) -> bool:
 async def resolve(host: str, port: int, private: bool) -> list[tuple[int, SocketAddress]]:
     """Address family and socket address of each place that a host name or IP address stands for and that may be
     dialled. Raises `OwnNetwork` where there is none that may be, `OSError` where there is none at all."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    look = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = look() if _is_numeric(host) else await asyncio.get_running_loop().run_in_executor(_RESOLVERS, look)
     able = [(int(info[0]), info[4]) for info in found if may_dial(str(info[4][0]), private)]
     if found and not able:
         raise OwnNetwork(f"{host} leads into a private network ({found[0][4][0]}), and the run is a public one")
     return able
+
+
+def _is_numeric(host: str) -> bool:
+    """Whether it is an IP address, for which no name server is asked."""
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:

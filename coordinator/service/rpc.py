@@ -125,6 +125,9 @@ class CoordinatorService:
         if request.role == REDUCER and self._event_loop.state.config.outer.merge is MergeName.RADIAL:
             sentence = "this run merges deltas tensor by tensor (outer.merge=radial), and a reducer knows none"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        if stranger:  # who has no token has no names looked up
+            await self._check_token(request.token, request.role, context)
+            self._strangers.refund(self.network(context), self._clock())
         try:
             address, pin = (
                 validation.address(request.address, self._door.origin(context.peer()).peer),
@@ -135,9 +138,6 @@ class CoordinatorService:
                 address = await public_address(address)
         except (ValueError, ConfigError) as error:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
-        if stranger:
-            await self._check_token(request.token, request.role, context)
-            self._strangers.refund(self.network(context), self._clock())
         self._prove(None, context)  # before it waits for the joins before it
         async with self._joining:
             member = await self._admitted(request, address, pin, key, context)

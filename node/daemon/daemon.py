@@ -559,10 +559,9 @@ class Daemon:
         self._config = dataclasses.replace(self._config, **{key: getattr(config, key) for key in KEYS})
         plane, manners = self._member.plane, self._manners
         plane.limit(config.upload * MEGABIT, config.download * MEGABIT)
-        saving = manners.has_budget or not config.metered
         plane.budget(
             (lambda: manners.spent) if manners.has_budget else None,
-            (lambda: manners.is_silent) if saving else None,
+            (lambda: manners.is_silent) if manners.counts_bytes else None,
         )
         self._supervisor.change_settings(self._config)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -56,16 +57,42 @@ def test_of_a_names_addresses_those_are_dialled_that_may_be(monkeypatch: pytest.
     async def story() -> None:
         told = ["10.0.0.1", "8.8.8.8"]
 
-        async def lookup(host: str, port: int, **options: Any) -> list[Any]:
+        def lookup(host: str, port: int, **options: Any) -> list[Any]:
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in told]
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
+        monkeypatch.setattr(socket, "getaddrinfo", lookup)
         assert await resolve("there", 7, private=False) == [(socket.AF_INET, ("8.8.8.8", 7))]
         assert [address[0] for _, address in await resolve("there", 7, private=True)] == told
         told.remove("8.8.8.8")
         with pytest.raises(OwnNetwork, match=r"there leads into a private network \(10\.0\.0\.1\)"):
             await resolve("there", 7, private=False)
 
+    asyncio.run(story())
+
+
+def test_names_that_nobody_resolves_hold_up_neither_addresses_nor_other_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered, real = threading.Event(), socket.getaddrinfo
+
+    def lookup(host: str, port: int, **options: Any) -> list[Any]:
+        if host.endswith(".invalid"):
+            answered.wait()
+            raise OSError("no such name")
+        return real(host, port, **options)
+
+    async def story() -> None:
+        names = [asyncio.ensure_future(resolve(f"n{i}.invalid", 7, private=False)) for i in range(50)]
+        await asyncio.sleep(0)
+        try:
+            assert await asyncio.to_thread(lambda: "done") == "done"
+            assert [address[0] for _, address in await resolve("8.8.8.8", 7, private=False)] == ["8.8.8.8"]
+            assert not any(name.done() for name in names)
+        finally:
+            answered.set()
+        assert all(isinstance(found, OSError) for found in await asyncio.gather(*names, return_exceptions=True))
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
     asyncio.run(story())
 
 

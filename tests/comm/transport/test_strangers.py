@@ -41,14 +41,14 @@ def test_in_a_public_run_no_peers_address_leads_into_a_nodes_own_network(monkeyp
                     await b.dial(A, f"{host}:{port}")
             loop, answers = asyncio.get_running_loop(), ["127.0.0.1", "8.8.8.8"]
 
-            async def lookup(host: str, port: int, **options: object) -> list[object]:
+            def lookup(host: str, port: int, **options: object) -> list[object]:
                 return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(), port))]
 
             async def connect(sock: socket.socket, address: tuple[str, int]) -> None:
                 assert address == ("8.8.8.8", 7), "what was looked at is dialled"
                 raise ConnectionRefusedError
 
-            monkeypatch.setattr(loop, "getaddrinfo", lookup, raising=False)
+            monkeypatch.setattr(socket, "getaddrinfo", lookup)
             monkeypatch.setattr(loop, "sock_connect", connect, raising=False)
             with pytest.raises(LinkBroken, match="no connection"):
                 await b.dial(A, "rebinds.example.org:7")

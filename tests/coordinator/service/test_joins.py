@@ -204,7 +204,7 @@ def test_a_model_that_the_config_does_not_say_is_refused_before_anybody_allocate
 def test_in_a_public_run_nobody_joins_with_an_address_in_a_private_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lookup(host: str, port: int, **options: object) -> list[object]:
+    def lookup(host: str, port: int, **options: object) -> list[object]:
         told = {"public.example.org": ["10.0.0.1", "8.8.8.8"], "private.example.org": ["10.0.0.1"]}.get(
             host, [host]
         )
@@ -212,7 +212,7 @@ def test_in_a_public_run_nobody_joins_with_an_address_in_a_private_network(
 
     async def story() -> None:
         async with coordinator(tmp_path, private=False) as c:
-            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
+            monkeypatch.setattr(socket, "getaddrinfo", lookup)
             for address in ("10.0.0.1:7", "127.0.0.1:7", "169.254.169.254:80", "private.example.org:7", ":7"):
                 sentence = await refused(c.node().join(address=address), Code.INVALID_ARGUMENT)
                 assert "private network" in sentence and "security.private_addresses" in sentence
