@@ -60,6 +60,21 @@ def coordinator() -> None:
 @click.option("--listen", default="0.0.0.0:4700", show_default=True, help="HOST:PORT of the control plane.")
 @click.option("--http", default=PAGE_ADDRESS, show_default=True, help="HOST:PORT of the read-only page.")
 @click.option("--advertise", default="", help="HOST:PORT that nodes dial, when it is not the one listened on.")
+@click.option(
+    "--archive",
+    default="",
+    metavar="URL",
+    help="Folder or store that older commit records are copied to, as s3://...",
+)
+@click.option(
+    "--records",
+    "gigabytes",
+    default=1.5,
+    show_default=True,
+    type=click.FloatRange(0.01),
+    help="GB of older commit records in the state directory: beyond, the oldest are only in --archive, or without "
+    "what was known of single members.",
+)
 @method_option
 @log.level_option
 def start(
@@ -69,6 +84,8 @@ def start(
     listen: str,
     http: str,
     advertise: str,
+    archive: str,
+    gigabytes: float,
     method: str,
     log_level: str,
 ) -> None:
@@ -82,11 +99,14 @@ def start(
     logger.info(f"the run {beginning(config)}")
     # A server that does not answer keeps nobody waiting.
     threading.Thread(target=_warn_of_problems, args=(config,), name="check", daemon=True).start()
+    from atoll.coordinator.history.record_store import opened
     from atoll.coordinator.monitor.wandb_logger import check_installed
     from atoll.coordinator.server import ServerOptions, serve
+    from atoll.coordinator.service.run_records import RecordOptions
 
     check_installed(config)
-    asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise)))
+    records = RecordOptions(1e9 * gigabytes, opened(archive) if archive else None)
+    asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise, records)))
 
 
 @coordinator.command("check")

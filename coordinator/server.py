@@ -18,6 +18,7 @@ from atoll.comm.addresses import is_local_host, is_loopback
 from atoll.comm.config.run import RunConfig, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, TlsMode
 from atoll.comm.descriptors import raise_limit
+from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.comm.gateway_note import GatewayNote, write_note
 from atoll.comm.ids import NO_PIN, NodeId, Pin
@@ -31,11 +32,12 @@ from atoll.coordinator.monitor.wandb_logger import WandbLogger
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.state_machine.events import CommitRecord, Effect
+from atoll.coordinator.service.run_records import RecordOptions, RunRecords
+from atoll.coordinator.state_machine.events import Effect, Publish
 from atoll.coordinator.state_machine.state import Phase
 
 log = logging.getLogger("atoll.coordinator")
-RECORDS_PER_READ = 50  # commit records that are read at a time
+MAINTENANCE_INTERVAL = 30.0  # seconds between two looks at the records
 MAX_KEYS_NAMED = 5  # keys that differ which are named
 GARBAGE_INTERVAL = 60.0  # seconds between two full collections, at least
 GARBAGE_POLL = 1.0  # seconds between two looks whether a round is being closed
@@ -51,6 +53,7 @@ class ServerOptions:
     listen: str  # control plane, host:port
     http: str  # page, host:port
     advertise: str  # control plane as nodes dial it; empty: as it listens
+    records: RecordOptions = RecordOptions()
 
 
 async def serve(config: RunConfig, options: ServerOptions) -> None:
@@ -60,10 +63,12 @@ async def serve(config: RunConfig, options: ServerOptions) -> None:
     journal = Journal(options.state_dir)
     try:
         _same_run(journal, config)
+        records = RunRecords(journal, options.state_dir, config.name, options.records)
+        records.archive.enter_config(config.name, digest(to_json(config)).hex(), to_json(config))
         http_socket = listening_socket(options.http, "--http")
-        tracker = WandbLogger(config, options.state_dir, _past(journal))
+        tracker = WandbLogger(config, options.state_dir, records.iter_rounds())
         try:
-            await _serve(config, options, journal, http_socket, tracker)
+            await _serve(config, options, journal, records, http_socket, tracker)
         finally:
             await asyncio.to_thread(tracker.close)
     finally:
@@ -71,11 +76,18 @@ async def serve(config: RunConfig, options: ServerOptions) -> None:
 
 
 async def _serve(
-    config: RunConfig, options: ServerOptions, journal: Journal, http_socket: socket.socket, tracker: WandbLogger
+    config: RunConfig,
+    options: ServerOptions,
+    journal: Journal,
+    records: RunRecords,
+    http_socket: socket.socket,
+    tracker: WandbLogger,
 ) -> None:
     certificate = load_or_make(options.state_dir) if encrypted(config, options) else None
 
     def tell(effect: Effect) -> None:
+        if isinstance(effect, Publish):
+            records.add(effect.record)
         tracker.tell(effect, plane.event_loop.telemetry.at_work)
 
     private = await asyncio.to_thread(private_addresses, config, options)
@@ -86,7 +98,7 @@ async def _serve(
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
     page = uvicorn.Server(
-        uvicorn.Config(app(plane.event_loop, journal, config.name), log_config=None, lifespan="off")
+        uvicorn.Config(app(plane.event_loop, records, config.name), log_config=None, lifespan="off")
     )
     host, port = http_socket.getsockname()[:2]
     http_url = f"http://{join_host_port(host, port)}"
@@ -102,7 +114,7 @@ async def _serve(
     log.info("both planes are encrypted" if certificate is not None else "nothing is encrypted (security.tls)")
     stopping = asyncio.create_task(stop.wait())
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([behind]))]
-    collecting = asyncio.create_task(_collect_garbage(plane))
+    chores = [asyncio.create_task(chore) for chore in (_collect_garbage(plane), _maintain(records))]
     try:
         await asyncio.wait((stopping, *parts), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -110,7 +122,8 @@ async def _serve(
     finally:
         log.info("stopping")
         stopping.cancel()
-        collecting.cancel()
+        for chore in chores:
+            chore.cancel()
         plane.stop()
         page.should_exit = True
         await asyncio.gather(*parts)  # one that failed: show why
@@ -145,12 +158,11 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
-def _past(journal: Journal) -> Iterator[CommitRecord]:
-    """Every commit record so far, a few at a time."""
-    since = 0
-    while page := journal.rounds(since, RECORDS_PER_READ):
-        yield from page
-        since = page[-1].round
+async def _maintain(records: RunRecords) -> None:
+    """Move older records out of the journal, and to the operator's store."""
+    while True:
+        await asyncio.sleep(MAINTENANCE_INTERVAL)
+        await asyncio.to_thread(records.maintain)
 
 
 def _same_run(journal: Journal, config: RunConfig) -> None:

@@ -26,6 +26,7 @@ from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.run_records import RunRecords
 
 Code = grpc.StatusCode
 CONFIG = RunConfig(
@@ -121,8 +122,11 @@ class Node:
 
 
 class Coordinator:
-    def __init__(self, plane: ControlPlane, journal: Journal, address: str, tls: Certificate | None) -> None:
+    def __init__(
+        self, plane: ControlPlane, journal: Journal, folder: Path, address: str, tls: Certificate | None
+    ) -> None:
         self.plane, self.journal, self.address = plane, journal, address
+        self.records = RunRecords(journal, folder, "reef")
         self.event_loop = plane.event_loop
         self.channel = grpc.aio.insecure_channel(address) if tls is None else trusting(address, tls)
         self.token = journal.issue_token("test", 100, math.inf)
@@ -153,7 +157,7 @@ async def coordinator(
     plane = ControlPlane(config, journal, lambda effect: None, tls, private)
     port, lives = plane.listen("127.0.0.1:0"), plane.event_loop.state.incarnation
     running = asyncio.create_task(plane.run())
-    here = Coordinator(plane, journal, f"127.0.0.1:{port}", tls)
+    here = Coordinator(plane, journal, folder, f"127.0.0.1:{port}", tls)
     try:
         await until(lambda: plane.event_loop.state.incarnation > lives)
         yield here
@@ -198,5 +202,5 @@ async def get(coordinator: Coordinator, path: str) -> tuple[int, bytes]:
 
     path, _, query = path.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
-    await app(coordinator.event_loop, coordinator.journal, "reef")(scope, receive, send)
+    await app(coordinator.event_loop, coordinator.records, "reef")(scope, receive, send)
     return status, body

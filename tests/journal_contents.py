@@ -7,6 +7,7 @@ from enum import EnumType
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from atoll.comm.ids import NodeId
 from atoll.coordinator.service.journal import MAX_NOTES, Journal, JournalSnapshot
 from atoll.coordinator.state_machine import events as ev
 
@@ -15,6 +16,8 @@ PLAIN = {int: 3, float: 0.1, str: "naïve", bytes: b"\x00\xff" * 8, bool: True}
 
 def sample(kind: Any) -> Any:
     """Some value of this type."""
+    if kind is NodeId:
+        return NodeId("n3")
     kind = getattr(kind, "__supertype__", kind)  # of a NewType
     if kind in PLAIN:
         return PLAIN[kind]
@@ -42,7 +45,9 @@ def note(k: int, length: int = 0) -> tuple[float, ev.Note]:
 
 def record(k: int) -> ev.CommitRecord:
     commit: ev.CommitRecord = sample(ev.CommitRecord)
-    return replace(commit, round=k)
+    digests = dict.fromkeys(("sealed_digest", "state_digest", "config_digest"), "c0ffee00")
+    told = {NodeId("n3"): "beef", NodeId("n4"): "c0ffee00"}
+    return replace(commit, round=k, digests=told, decisions=(), **digests)  # the journal adds decisions
 
 
 Contents = tuple[

@@ -35,16 +35,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator.door": {"comm"},
     "coordinator.placement": {"comm"},
     "coordinator.state_machine": {"comm", "comm.config", "comm.transport", "coordinator.placement", "outer_opt"},
+    "coordinator.history": {"comm", "comm.codecs", "coordinator.state_machine"},
     "coordinator.service": {
         *("comm", "comm.config", "comm.proto", "comm.transport"),
-        *("coordinator.door", "coordinator.state_machine"),
+        *("coordinator.door", "coordinator.history", "coordinator.state_machine"),
     },
     "coordinator.monitor": {"comm", "comm.config", "coordinator.service", "coordinator.state_machine"},
     "coordinator.server": {
         *("comm", "comm.config", "comm.transport"),
         *("coordinator.door", "coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
     },
-    "coordinator.cli": {"comm", "comm.config", "coordinator.monitor", "coordinator.server"},
+    "coordinator.cli": {
+        *("comm", "comm.config", "coordinator.history", "coordinator.monitor", "coordinator.server"),
+        "coordinator.service",
+    },
     "coordinator.demo": {
         *("comm", "comm.codecs", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
         *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
@@ -94,7 +98,7 @@ DOORS: dict[str, str] = {
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
     "digest durations errors evidence exit_codes extras faults files folders fragment_schedule gateway_note ids "
-    "invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace signatures "
+    "invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace rounding signatures "
     "status_line strangers strikes terminal workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
@@ -104,9 +108,10 @@ DOORS: dict[str, str] = {
     "stream_policy tls",
     "comm.allreduce": "auditor delta_encoder delta_samples input_signer listener reduction sealing",
     "coordinator.door": "front_door ports",
+    "coordinator.history": "record_archive record_codec record_store segment series",
     "coordinator.placement": "bandwidth_shares two_level",
-    "coordinator.state_machine": "conduct events members run_layout state step weights",
-    "coordinator.service": "control_plane event_loop invites journal telemetry",
+    "coordinator.state_machine": "conduct events members rollback run_layout state step weights",
+    "coordinator.service": "control_plane event_loop invites journal run_records telemetry",
     "coordinator.monitor": "blame contributions http terminal wandb_logger",
     "node": "config devices engine_check preflight settings top trainer_channel",
     "node.data": "dataset manifest samples source store",

@@ -4,12 +4,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
-from msgspec import NODEFAULT
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,7 +20,7 @@ from starlette.routing import Route
 
 from atoll.coordinator.monitor.contributions import contributions
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
-from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.members import Member, MemberState
@@ -41,10 +40,10 @@ TRAINER_FIGURES = {  # of the vitals: metrics of each member where they are know
     "device_bytes": "memory at peak on the devices",
     "trainer_rss_bytes": "resident memory of the trainer's processes",
 }
-RECORD_FIELDS = {field.name for field in fields(CommitRecord)}
+RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
 
 
-def app(loop: EventLoop, journal: Journal, run: str) -> Starlette:
+def app(loop: EventLoop, records: RunRecords, run: str) -> Starlette:
     """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run."""
     loop.metrics.registry.register(_Run(loop))
     answer, made_at = b"", -SNAPSHOT_TTL  # of /api/run: with a thousand members it is made once for all who ask
@@ -66,11 +65,11 @@ def app(loop: EventLoop, journal: Journal, run: str) -> Starlette:
 
     async def api_rounds(request: Request) -> Response:
         try:
-            since, limit, kind = _asked(request.query_params)
+            since, limit, wanted = _asked(request.query_params)
         except ValueError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
         async with reading:
-            body = await asyncio.to_thread(_records, journal, since, limit, kind)
+            body = await asyncio.to_thread(_records, records, since, limit, wanted)
         return Response(body, media_type="application/json")
 
     async def api_contributions(request: Request) -> Response:
@@ -96,17 +95,16 @@ def app(loop: EventLoop, journal: Journal, run: str) -> Starlette:
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
 
 
-def _asked(query: QueryParams) -> tuple[int, int, type[Any]]:
-    """`since`, `limit` and the type of what is answered. Raises `ValueError` with a sentence."""
+def _asked(query: QueryParams) -> tuple[int, int, tuple[str, ...]]:
+    """`since`, `limit` and the fields of what is answered. Raises `ValueError` with a sentence."""
     since, limit = _number(query, "since", 0), _number(query, "limit", DEFAULT_RECORDS)
     if not limit:
         raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_RECORDS}")
     asked = query.get("fields", "")
-    wanted = asked.split(",") if asked else []
-    if odd := sorted(set(wanted) - RECORD_FIELDS):
+    wanted = dict.fromkeys(asked.split(",")) if asked else RECORD_FIELDS
+    if odd := sorted(wanted.keys() - RECORD_FIELDS.keys()):
         raise ValueError(f"a record has no {odd[0][:40]!r}")
-    kind = _excerpt(tuple(dict.fromkeys(wanted))) if wanted else CommitRecord
-    return since, min(limit, MAX_RECORDS), kind
+    return since, min(limit, MAX_RECORDS), tuple(wanted)
 
 
 def _number(query: QueryParams, name: str, default: int) -> int:
@@ -117,27 +115,13 @@ def _number(query: QueryParams, name: str, default: int) -> int:
     return int(given)
 
 
-def _excerpt(wanted: tuple[str, ...]) -> type[Any]:
-    """A type with some fields of a commit record: what is not wanted of a record is skipped, not decoded."""
-    hints, known = get_type_hints(CommitRecord), {field.name: field for field in fields(CommitRecord)}
-
-    def default(name: str) -> Any:
-        of = known[name]
-        if of.default is not MISSING:
-            return msgspec.field(default=of.default)
-        return (
-            msgspec.field(default_factory=of.default_factory) if of.default_factory is not MISSING else NODEFAULT
-        )
-
-    return msgspec.defstruct("Excerpt", [(name, hints[name], default(name)) for name in wanted], kw_only=True)
-
-
-def _records(journal: Journal, since: int, limit: int, kind: type[Any]) -> bytes:
-    """Commit records after `since`, as a JSON list: the first `limit`, or as many as `MAX_ANSWER_BYTES` allow."""
+def _records(records: RunRecords, since: int, limit: int, wanted: tuple[str, ...]) -> bytes:
+    """These fields of the commit records after `since`, as a JSON list: of the first `limit`, or of as many as
+    `MAX_ANSWER_BYTES` allow."""
     answer, length = list[bytes](), 0
-    with closing(journal.iter_rounds(since, limit, kind)) as records:
-        for record in records:
-            answer.append(msgspec.json.encode(record))
+    with closing(records.iter_rounds(since, limit)) as found:
+        for record in found:
+            answer.append(msgspec.json.encode({name: getattr(record, name) for name in wanted}))
             length += len(answer[-1])
             if length >= MAX_ANSWER_BYTES:
                 break

@@ -18,8 +18,11 @@ from contextlib import suppress
 from functools import partial
 
 from atoll.comm import faults
-from atoll.comm.config.run import RunConfig
+from atoll.comm.config.run import RunConfig, to_json
 from atoll.comm.decode_errors import DECODE_ERRORS
+from atoll.comm.digest import digest
+from atoll.comm.replace import replace
+from atoll.comm.rounding import rounded
 from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
@@ -78,10 +81,11 @@ class EventLoop:
         """Rebuild the state from the journal; `run` begins the next incarnation. `tell` is called with every
         durable effect, `healthy` when the journal stops taking writes and when it takes them again."""
         self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
-        self._machine = JournaledMachine(config, journal)
+        self.telemetry = _telemetry(journal)
+        self._config_digest = digest(to_json(config)).hex()
+        self._machine = JournaledMachine(config, journal, annotate=self._annotated)
         self.clock = Clock(self._machine.last_at)
         self.notes = deque(journal.notes(MAX_NOTES), MAX_NOTES)
-        self.telemetry = _telemetry(journal)
         recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
         past = [record.val_loss for record in recent if record.val_loss is not None]
         self.last_val_loss: float | None = past[-1] if past else None
@@ -215,6 +219,12 @@ class EventLoop:
         if bool(trouble) != bool(before):
             log.warning(trouble) if trouble else log.info("the journal takes writes again: the run goes on")
             await self._healthy(not trouble)
+
+    def _annotated(self, record: CommitRecord, now: float) -> CommitRecord:
+        """The record with what was seen of its round beyond what the state machine decides upon."""
+        figures = self.telemetry.figures(record.contributors)
+        goodput = {bucket: rounded(seconds, 16) for bucket, seconds in self.telemetry.meter.seconds(now).items()}
+        return replace(record, config_digest=self._config_digest, figures=figures, goodput=goodput)
 
     def _adopt(self, batch: Batch) -> None:
         """The batch has happened: everybody hears of it."""

@@ -5,8 +5,8 @@ a crash at any instant leaves whole calls, each after the one before it; one coo
 directory; a file that is not ours or is damaged is refused with a sentence and left as it is.
 
 Holds the latest snapshot of the state and the events since (a restart is `restore`, then `events`), the commit
-records, the decisions against members and the latest notes, each with its digest, and the join tokens (as hashes,
-so that the file is no secret door).
+records of the newest rounds (`run_records` moves older ones into segments), the decisions against members and the
+latest notes, each with its digest, and the join tokens (as hashes, so that the file is no secret door).
 """
 
 import fcntl
@@ -17,7 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,14 +27,16 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError, Refused, ResourceError
 from atoll.comm.files import publish
 from atoll.comm.ids import NodeId
+from atoll.coordinator.history import record_codec
+from atoll.coordinator.history.record_codec import BadRecord
 from atoll.coordinator.service.invites import ASK, InviteRecord
 from atoll.coordinator.state_machine.conduct import Consequence
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Event, Note
 
 EVENT_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
-MAX_NOTES = 10_000
+MAX_NOTES = 30_000
 APPLICATION_ID = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
-FORMAT_VERSION = 5  # in the file's header
+FORMAT_VERSION = 6  # in the file's header
 TABLES = (
     "meta (key text primary key, value text not null)",
     "snapshot (id integer primary key, at real not null, body blob not null, digest blob not null)",
@@ -42,7 +44,8 @@ TABLES = (
     " digest blob not null)",
     "rounds (round integer primary key, body blob not null, digest blob not null)",
     "notes (seq integer primary key, at real not null, body blob not null, digest blob not null)",
-    "decisions (number integer primary key, at real not null, body blob not null, digest blob not null)",
+    "decisions (number integer primary key, round integer not null, at real not null, body blob not null,"
+    " digest blob not null)",
     "tokens (hash text primary key, number integer not null unique, name text not null, roles text not null,"
     " nodes integer not null, uses integer not null, expires real not null, revoked text not null)",
     "pardons (number integer primary key, node text not null, reason text not null, taken integer not null)",
@@ -141,17 +144,25 @@ class Journal:
         event_rows = [
             _sealed(float(at), type(event).__name__, msgspec.json.encode(event)) for at, event in entries
         ]
-        round_rows = [_sealed(record.round, msgspec.json.encode(record)) for record in records]
         note_rows = [_sealed(float(at), msgspec.json.encode(note)) for at, note in notes]
-        decision_rows = [_sealed(d.number, float(at), msgspec.json.encode(d)) for at, d in decisions]
+        decision_rows = [_sealed(d.number, d.round, float(at), msgspec.json.encode(d)) for at, d in decisions]
         with self._transaction():
             self._db.executemany("insert into events (at, kind, body, digest) values (?, ?, ?, ?)", event_rows)
-            self._db.executemany("insert or replace into rounds values (?, ?, ?)", round_rows)
             self._db.executemany("insert into notes (at, body, digest) values (?, ?, ?)", note_rows)
-            self._db.executemany("insert or replace into decisions values (?, ?, ?, ?)", decision_rows)
+            self._db.executemany("insert or replace into decisions values (?, ?, ?, ?, ?)", decision_rows)
+            round_rows = [_sealed(record.round, self._encoded(record)) for record in records]
+            self._db.executemany("insert or replace into rounds values (?, ?, ?)", round_rows)
             for decision in convicted:
                 why = f"{decision.name} came with it and was banned in round {decision.round}"
                 self._revoke([decision.invite], why)
+
+    def _encoded(self, record: CommitRecord) -> bytes:
+        """The record with the decisions of its round."""
+        rows = self._db.execute(
+            "select number, body from decisions where round = ? order by number", (record.round,)
+        )
+        made = tuple(self._decode(f"decision {number}", body, Decision) for number, body in rows)
+        return record_codec.encode(replace(record, decisions=made))
 
     def snapshot(self, at: float, body: bytes) -> None:
         """Replace every event so far by `body`, the state at time `at`, in one transaction. Raises `JournalFull`.
@@ -188,30 +199,53 @@ class Journal:
         return int(self._rows("select coalesce(max(seq), 0) from events")[0][0])
 
     def rounds(self, since: int = 0, limit: int = 0) -> list[CommitRecord]:
-        """Commit records of the rounds after `since`, in order; the first `limit` of them, 0: all."""
+        """Commit records that are here of the rounds after `since`, in order; the first `limit` of them, 0:
+        all."""
         return list(self.iter_rounds(since, limit))
 
-    def iter_rounds(
-        self, since: int = 0, limit: int = 0, kind: type[Any] = CommitRecord
-    ) -> Generator[Any, None, None]:
-        """Commit records of the rounds after `since` one by one, as `kind`: `CommitRecord`, or a type with some of
-        its fields. Yields the first `limit`; 0: all.
+    def iter_rounds(self, since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]:
+        """Commit records that are here of the rounds after `since` one by one; the first `limit`, 0: all.
 
         Read over a connection of its own, one record at a time: neither do writes wait for a slow reader, nor
         readers for a write. What is committed meanwhile is not seen.
         """
+        for number, body in self.iter_encoded_rounds(since, limit):
+            try:
+                yield record_codec.decode(body)
+            except BadRecord as error:  # it is as it was written: its digest says so
+                raise self._other_version(f"the record of round {number}", error) from None
+
+    def iter_encoded_rounds(self, since: int = 0, limit: int = 0) -> Generator[tuple[int, bytes], None, None]:
+        """The same, as round and bytes of the record (`record_codec`)."""
         query = "select round, body, digest from rounds where round > ? order by round limit ?"
         with _in_sentences(self._path), closing(_reader(self._path)) as db:
             for number, body, digest in db.execute(query, (since, limit or -1)):
-                what = f"the record of round {number}"
-                self._check(what, digest, number, body)
-                yield self._decode(what, body, kind)
+                self._check(f"the record of round {number}", digest, number, body)
+                yield number, body
+
+    def round_span(self) -> tuple[int, int]:
+        """The first and the last round whose record is here; (0, 0): there is none."""
+        [(first, last)] = self._rows("select coalesce(min(round), 0), coalesce(max(round), 0) from rounds")
+        return first, last
+
+    def drop_rounds(self, last: int) -> None:
+        """Remove the records of rounds up to `last`, which are kept elsewhere. Raises `JournalFull`."""
+        with self._transaction():
+            self._db.execute("delete from rounds where round <= ?", (last,))
 
     def notes(self, limit: int = 200) -> list[tuple[float, Note]]:
         """The latest `limit` notes with their times, oldest first."""
-        notes = []
         query = "select seq, at, body, digest from notes order by seq desc limit ?"
-        for number, at, body, digest in reversed(self._rows(query, (min(limit, MAX_NOTES),))):
+        return self._notes(reversed(self._rows(query, (min(limit, MAX_NOTES),))))
+
+    def notes_between(self, start: float, end: float) -> list[tuple[float, Note]]:
+        """The notes of the times from `start` on and before `end`, seconds, oldest first."""
+        query = "select seq, at, body, digest from notes where at >= ? and at < ? order by seq"
+        return self._notes(self._rows(query, (start, end)))
+
+    def _notes(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[float, Note]]:
+        notes = []
+        for number, at, body, digest in rows:
             self._check(f"note {number}", digest, at, body)
             notes.append((at, self._decode(f"note {number}", body, Note)))
         return notes
@@ -219,9 +253,9 @@ class Journal:
     def decisions(self) -> list[tuple[float, Decision]]:
         """Every decision against a member with its time, in order."""
         decisions = []
-        query = "select number, at, body, digest from decisions order by number"
-        for number, at, body, digest in self._rows(query):
-            self._check(f"decision {number}", digest, number, at, body)
+        query = "select number, round, at, body, digest from decisions order by number"
+        for number, round_, at, body, digest in self._rows(query):
+            self._check(f"decision {number}", digest, number, round_, at, body)
             decisions.append((at, self._decode(f"decision {number}", body, Decision)))
         return decisions
 
@@ -314,10 +348,13 @@ class Journal:
                 raise msgspec.DecodeError("no such kind is known")
             return msgspec.json.decode(body, type=kind)
         except DECODE_ERRORS as error:  # it is as it was written: its digest says so
-            raise ConfigError(
-                f"{what} in {self._path} cannot be understood ({error}): it is another version's, "
-                "start that version of atoll again, or give another --state-dir"
-            ) from None
+            raise self._other_version(what, error) from None
+
+    def _other_version(self, what: str, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{what} in {self._path} cannot be understood ({error}): it is another version's, "
+            "start that version of atoll again, or give another --state-dir"
+        )
 
 
 def _lock(directory: Path) -> int:

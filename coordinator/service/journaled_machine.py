@@ -5,7 +5,7 @@
 Nothing of a batch may leave the coordinator before `adopt`. A snapshot now and then bounds what a restart replays.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -47,9 +47,17 @@ class Batch:
 class JournaledMachine:
     """The state, and how a batch of events changes it durably."""
 
-    def __init__(self, config: RunConfig, journal: Journal, snapshot_every: int = SNAPSHOT_EVERY) -> None:
-        """Rebuild the state from the journal; the caller then submits `Started`."""
-        self._journal, self._every = journal, snapshot_every
+    def __init__(
+        self,
+        config: RunConfig,
+        journal: Journal,
+        snapshot_every: int = SNAPSHOT_EVERY,
+        annotate: Callable[[CommitRecord, float], CommitRecord] = lambda record, now: record,
+    ) -> None:
+        """Rebuild the state from the journal; the caller then submits `Started`. `annotate` completes a record
+        that is about to be kept by what the service saw of its round; the second argument is the time, in
+        seconds."""
+        self._journal, self._every, self._annotate = journal, snapshot_every, annotate
         self._notes = NoteQuota()
         self.state, self.last_at = State(config), 0.0  # seconds; of the last event
         if (found := journal.restore()) is not None:
@@ -64,7 +72,7 @@ class JournaledMachine:
             before = state
             state, out = step(state, event, now)
             out = self._notes.admit(event, state, out, now)
-            effects += out
+            effects += [Publish(self._annotate(e.record, now)) if isinstance(e, Publish) else e for e in out]
             changed = out or (state is not before and state != before)
             if changed and not isinstance(event, Heartbeat):
                 entries.append((now, event))

@@ -3,15 +3,19 @@
 Survives a restart: the event loop keeps `dump` in the journal's meta every few seconds. `monitor` shows it.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 
 import msgspec
 
 from atoll.comm.ids import NodeId
+from atoll.comm.rounding import rounded
 from atoll.coordinator.service.goodput import GoodputMeter
-from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.events import CommitRecord, TrainerFigures
 from atoll.coordinator.state_machine.members import TRAINABLE_STATES, MemberState
 from atoll.coordinator.state_machine.state import State
+
+FIGURES = tuple(field.name for field in fields(TrainerFigures))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,11 @@ class Telemetry:
                     self.meter.forget(node, now)
                     self.vitals.pop(node, None)
                     self.at_work.pop(node, None)
+
+    def figures(self, nodes: Iterable[NodeId]) -> dict[NodeId, TrainerFigures]:
+        """What the trainers of these nodes told of their work, in few digits; who told nothing is not in it."""
+        known = ((node, self.at_work[node]) for node in nodes if node in self.at_work)
+        return {n: TrainerFigures(*(rounded(getattr(of, name), 8) for name in FIGURES)) for n, of in known}
 
     def dump(self) -> str:
         """Encode the telemetry as JSON, for `load`."""

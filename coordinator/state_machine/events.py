@@ -383,6 +383,32 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision of the run on evidence against a member: to be kept, once, with its number."""
+
+    number: int  # counts the run's decisions, from 1
+    node: NodeId
+    key: str  # hex of the node's public key; empty: not known
+    round: int  # that was under way
+    evidence: Evidence
+    consequence: Consequence
+    weight: float = 0.0  # of all strikes that the key has now
+    name: str = ""  # the node's
+    invite: int = 0  # number of the invite that it came with; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFigures:
+    """What a contributor's trainer told of its inner steps when it last took some; 0: not known."""
+
+    tokens_per_s: float = 0.0
+    mfu: float = 0.0  # model FLOPs utilisation of its devices
+    gradient_norm: float = 0.0
+    learning_rate: float = 0.0
+    data_wait: float = 0.0  # share of the inner steps' time spent waiting for data
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecord:
     """One outer step, as everybody will remember it."""
 
@@ -418,6 +444,14 @@ class CommitRecord:
     val_loss: float | None = None  # of the anchor after the step
     fragment: int = 0  # that was exchanged, from 0
     void: bool = False  # its state was lost with all who held it: it is as if it had not been
+    committed_at: float = 0.0  # seconds since 1970
+    names: dict[NodeId, str] = field(default_factory=dict)  # of members and contributors
+    losses: dict[NodeId, float] = field(default_factory=dict)  # of each contributor, mean over its samples
+    # The service adds these when it keeps the record.
+    config_digest: str = ""  # hex; of the run's config
+    decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence
+    figures: dict[NodeId, TrainerFigures] = field(default_factory=dict)  # of contributors
+    goodput: dict[str, float] = field(default_factory=dict)  # node-seconds in each bucket, since the run began
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,21 +459,6 @@ class Publish:
     """A commit record is complete: to be kept and shown, once."""
 
     record: CommitRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A decision of the run on evidence against a member: to be kept, once, with its number."""
-
-    number: int  # counts the run's decisions, from 1
-    node: NodeId
-    key: str  # hex of the node's public key; empty: not known
-    round: int  # that was under way
-    evidence: Evidence
-    consequence: Consequence
-    weight: float = 0.0  # of all strikes that the key has now
-    name: str = ""  # the node's
-    invite: int = 0  # number of the invite that it came with; 0: not known
 
 
 Effect = Note | Publish | Decision

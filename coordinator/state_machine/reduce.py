@@ -11,6 +11,7 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
+from atoll.comm.rounding import rounded
 from atoll.coordinator.placement.bandwidth_shares import blend
 from atoll.coordinator.state_machine import audit, broken_paths, conduct, credit, disputes, lateness, replay
 from atoll.coordinator.state_machine import leases as data
@@ -328,6 +329,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)
     scaled = _scaled(state, ledger)
+    rates = {n: members.here[n].rates for n in members_}
     record = CommitRecord(
         round=r.number,
         epoch=state.epoch,
@@ -347,17 +349,20 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         bytes_down={n: r.completions[n].bytes_down for n in members_},
         reason=r.story,
         sealed_digest=ledger.root.hex(),
-        shares={n: k / len(ledger.owners) for n, k in Counter(o for o in ledger.owners if o).items()},
+        shares={n: rounded(k / len(ledger.owners), 16) for n, k in Counter(o for o in ledger.owners if o).items()},
         predicted=r.plan.predicted,
         levels=r.levels,
         predictions=r.predictions,
         regions=tuple(tuple(near[g]) for g in sorted(near)),
-        rates={n: members.here[n].rates for n in members_ if members.here[n].rates[0]},
-        norms={n: p.contribution.norm for n, p in parts.items()},
+        rates={n: (rounded(up, 8), rounded(down, 8)) for n, (up, down) in rates.items() if up},
+        norms={n: rounded(p.contribution.norm, 16) for n, p in parts.items()},
         scales={n: scaled[n] for n in weights if n in scaled},
         samples={n: data.first_samples(held_[n], count) for n, count in used.items()},
         fragment=state.fragment,
         lacking=book.missing_contributors(ledger, parts),
+        committed_at=now,
+        names={n: state.name(n) for n in sorted({*r.participants, *weights}, key=order)},
+        losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
     )
     past = remember(state)
     return replace(

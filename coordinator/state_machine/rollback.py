@@ -141,7 +141,7 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
     why = "its members made different states of it" if state.tied else "the state was lost with all who held it"
     reason = f"{rounds} void: {why}"
     out.append(Note(f"{reason}; the run goes on from the state of round {j}"))
-    out += [Publish(_record(state, past, number, reason)) for number in range(j + 1, k + 1)]
+    out += [Publish(_record(state, past, number, reason, now)) for number in range(j + 1, k + 1)]
     here = state.members.here.values()
     holders = [m for m in here if m.state_round >= 0 and m.state_digest == past.digest]
     return replace(
@@ -216,7 +216,7 @@ def _without_tie(state: State, digest: bytes, holders: list[NodeId]) -> State:
     return replace(state, members=members, digest=digest, tied=False, lost_state=None)
 
 
-def _record(state: State, past: CommittedState, number: int, reason: str) -> CommitRecord:
+def _record(state: State, past: CommittedState, number: int, reason: str, now: float) -> CommitRecord:
     """The record of a void round, in the place of what was on record."""
     return CommitRecord(
         round=number,
@@ -233,6 +233,7 @@ def _record(state: State, past: CommittedState, number: int, reason: str) -> Com
         sealed_digest="",
         state_digest=past.digest.hex(),
         void=True,
+        committed_at=now,
     )
 
 

@@ -1,0 +1,166 @@
+"""The records of a run's older rounds, as segments; the newest are rows of the journal (`coordinator.service`).
+
+    journal's rows --add--> segments on the disk --copy--> the operator's store, where one is given
+                                   |
+                                   +--shrink--> no more bytes than are to be kept: the oldest go, once they are in
+                                   the
+                                                store; where there is none, what was known of single members is
+                                                dropped
+
+A segment is of 128 rounds and is written once. Calls block: they are made in threads. One thread writes; others
+may read meanwhile.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from atoll.comm.errors import ConfigError, ResourceError
+from atoll.coordinator.history import record_codec, segment
+from atoll.coordinator.history.columns import BadColumn
+from atoll.coordinator.history.record_codec import BadRecord
+from atoll.coordinator.history.record_store import FACTS, RecordStore, RunFacts, facts_of
+from atoll.coordinator.history.segment import PREFIX_SIZE, Segment, SegmentHeader
+from atoll.coordinator.history.series import F64, Row, unpack_series
+from atoll.coordinator.state_machine.events import CommitRecord, Note
+
+HEAD_BYTES = 16 << 10  # that are read of a segment at first: most headers are within
+# Fields of a record about single members that are dropped where room is short; who contributed how much stays.
+OF_MEMBERS = (
+    *("bytes_up", "bytes_down", "shares", "rates", "norms", "scales", "samples", "digests", "losses", "figures"),
+    *("lacking", "names"),
+)
+Span = tuple[int, int]  # first and last round
+
+
+class RecordArchive:
+    """The segments in one or several places: where a segment is in more than one, the first place's is read."""
+
+    def __init__(self, *stores: RecordStore) -> None:
+        """What is added goes to the first."""
+        self._stores = stores
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return " and ".join(store.place for store in self._stores)
+
+    def facts(self) -> RunFacts | None:
+        """The run's name and configs; None: there is no run. Raises `ConfigError`."""
+        return next((facts for store in self._stores if (facts := facts_of(store)) is not None), None)
+
+    def enter_config(self, run: str, digest: str, config: bytes) -> None:
+        """Keep a config of the run, as JSON, under its digest. Raises `ConfigError` where another run is."""
+        store = self._stores[0]
+        facts = facts_of(store) or RunFacts(run)
+        if facts.run != run:
+            raise ConfigError(f"{store.place} has the records of the run {facts.run!r}: give another place")
+        if digest not in facts.configs:
+            store.write(FACTS, RunFacts(run, facts.configs | {digest: msgspec.Raw(config)}).encode())
+
+    def spans(self) -> list[Span]:
+        """First and last round of each segment, in order. Raises `ResourceError`."""
+        names = {name for store in self._stores for name in store.names()}
+        return sorted(span for name in names if (span := segment.rounds_of(name)) is not None)
+
+    def add(
+        self, run: str, rows: Sequence[Row], records: Sequence[bytes], notes: Sequence[tuple[float, Note]]
+    ) -> None:
+        """Write a segment of consecutive rounds (`segment.write`); one that is there already is written anew."""
+        name = segment.name_of(int(rows[0][0]), int(rows[-1][0]))
+        self._stores[0].write(name, segment.write(run, rows, records, notes))
+
+    def read(self, span: Span) -> Segment:
+        """A whole segment. Raises `ResourceError` where it is gone or damaged."""
+        try:
+            return segment.read(self._bytes(span, 0, None))
+        except BadRecord as error:
+            raise ResourceError(self._damaged(span, error)) from None
+
+    def header(self, span: Span) -> SegmentHeader:
+        """What a segment's beginning says of it. Raises `ResourceError`."""
+        head = self._bytes(span, 0, HEAD_BYTES)
+        try:
+            end = PREFIX_SIZE + segment.header_size(head[:PREFIX_SIZE])
+            if end > len(head):
+                head = self._bytes(span, 0, end)
+            return segment.read_header(head[PREFIX_SIZE:end])
+        except BadRecord as error:
+            raise ResourceError(self._damaged(span, error)) from None
+
+    def records(self, since: int = 0) -> Iterator[CommitRecord]:
+        """The records of the rounds after `since`, one segment at a time. Raises `ResourceError`."""
+        for span in self.spans():
+            if span[1] > since:
+                try:
+                    yield from self.read(span).decoded(since)
+                except BadRecord as error:
+                    raise ResourceError(self._damaged(span, error)) from None
+
+    def series(self, since: int = 0) -> Iterator[F64]:
+        """The figures of the rounds in each segment that has some after `since`. Raises `ResourceError`."""
+        for span in self.spans():
+            if span[1] > since:
+                try:
+                    yield unpack_series(self.header(span).series, span[1] - span[0] + 1)
+                except BadColumn as error:
+                    raise ResourceError(self._damaged(span, error)) from None
+
+    def _bytes(self, span: Span, start: int, end: int | None) -> bytes:
+        name = segment.name_of(*span)
+        for store in self._stores:
+            try:
+                return store.read(name, start, end)
+            except FileNotFoundError:
+                continue
+        raise ResourceError(f"{self.place}: the records of rounds {span[0]} to {span[1]} are gone")
+
+    def _damaged(self, span: Span, error: Exception) -> str:
+        return f"{self.place}/{segment.name_of(*span)} is damaged ({error}): put a copy of it back, or remove it"
+
+
+def copy_missing(local: RecordStore, remote: RecordStore) -> int:
+    """Copy to `remote` what `local` has and it has not, segments in order; returns how many. Raises
+    `ResourceError`; what was copied until then stays."""
+    there, copied = set(remote.names()), 0
+    for name in local.names():
+        if name not in there:
+            remote.write(name, local.read(name))
+            copied += 1
+    facts, theirs = facts_of(local), facts_of(remote)
+    if facts is not None and (theirs is None or theirs.encode() != facts.encode()):
+        remote.write(FACTS, facts.encode())
+    return copied
+
+
+def shrink(local: RecordStore, keep: int, remote: RecordStore | None = None) -> None:
+    """Have the local segments take no more than `keep` bytes. The oldest go first: they are removed if `remote`
+    has them; without a `remote` they are written anew without what was known of single members, and nothing is
+    lost of the run's curves. Raises `ResourceError`."""
+    sizes = {name: local.size(name) for name in local.names()}
+    excess = sum(sizes.values()) - keep
+    there = set(remote.names()) if remote is not None and excess > 0 else set()
+    for name, size in sizes.items():
+        if excess <= 0:
+            return
+        if name in there:
+            local.remove(name)
+            excess -= size
+        elif remote is None and (smaller := _without_members(local.read(name))) is not None:
+            local.write(name, smaller)
+            excess -= size - len(smaller)
+
+
+def _without_members(data: bytes) -> bytes | None:
+    """The segment without what was known of single members but their weights; None: it is so already, or
+    damaged."""
+    try:
+        found = segment.read(data)
+        if found.header.members:
+            records = [replace(record, **{name: {} for name in OF_MEMBERS}) for record in found.decoded()]
+            encoded = [record_codec.encode(record) for record in records]
+            return segment.write(found.header.run, found.rows, encoded, found.notes, members=False)
+    except (BadColumn, BadRecord):
+        pass  # what is there of it may still be of use to somebody
+    return None

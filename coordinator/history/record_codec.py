@@ -1,0 +1,267 @@
+"""A commit record as bytes: what the journal keeps of a round, and what a segment is made of.
+
+    byte 0      FORMAT
+    byte 1      PLAIN: the rest is msgpack; PACKED: it is its size (4 bytes, little-endian) and a zstandard frame
+
+The msgpack is an array of the fields of `_Body`. It names each node once, in one column of all of them, ascending;
+everything else speaks of nodes by their places in that column. What is said of each of some nodes is a pair: a
+bitmap of the places of those of whom it is said (empty: of all), and a column of numbers (`columns`), or the like.
+
+A round of 8 members takes less than 1 kB, each further member less than 60 bytes. Numbers come back as they were;
+those of few digits (`atoll.comm.rounding`) take fewer bytes.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+
+from atoll.comm.bitmap import bitmap, places
+from atoll.comm.codecs.codec import Malformed
+from atoll.comm.codecs.zstd import pack as zstd_pack
+from atoll.comm.codecs.zstd import unpack as zstd_unpack
+from atoll.comm.decode_errors import DECODE_ERRORS
+from atoll.comm.ids import NodeId
+from atoll.coordinator.history.columns import Number, pack, unpack
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, TrainerFigures
+
+FORMAT = 1
+PLAIN, PACKED = 0, 1
+PACK_FROM = 1500  # bytes; smaller ones hardly shrink
+MAX_BYTES = 64 << 20  # of a record, unpacked
+MAX_NODES = 1 << 20
+MAX_SPANS = 1 << 22  # of samples, of all nodes
+COUNTS = ("bytes_up", "bytes_down")  # fields with an integer for each node
+MEASURES = ("contributors", "shares", "norms", "scales", "losses")  # with a float for each
+DIGESTS = ("sealed_digest", "state_digest", "config_digest")  # hexadecimal, here their bytes
+FIGURES = tuple(field.name for field in fields(TrainerFigures))
+T = TypeVar("T")
+
+
+class _Some(msgspec.Struct, array_like=True):
+    """A number of each of some nodes."""
+
+    where: bytes  # bitmap of their places; empty: all
+    numbers: bytes  # column
+
+
+class _Scalars(msgspec.Struct, array_like=True):
+    """The fields of a commit record that are not of single nodes."""
+
+    round: int
+    epoch: int
+    attempts: int
+    tokens: int
+    train_loss: float
+    val_loss: float | None
+    seconds: dict[str, float]
+    reason: str
+    sealed_digest: bytes
+    predicted: float
+    levels: int
+    predictions: dict[str, float]
+    state_digest: bytes
+    digests_equal: bool | None
+    fragment: int
+    void: bool
+    committed_at: float
+    config_digest: bytes
+    goodput: dict[str, float]
+    decisions: tuple[Decision, ...]
+
+
+class _Body(msgspec.Struct, array_like=True):
+    scalars: _Scalars
+    count: int  # of nodes
+    nodes: bytes  # column of the numbers in their ids, each as the distance to the one before
+    members: bytes  # bitmap
+    counts: list[_Some]
+    measures: list[_Some]
+    rates: list[_Some]  # up, down
+    figures: list[_Some]
+    spans: _Some  # of samples: how many each has
+    firsts: bytes  # columns, over all spans
+    lengths: bytes
+    digests: bytes  # bitmap of who told one
+    odd_digests: dict[int, bytes]  # by place: those that are not the record's own
+    named: bytes  # bitmap
+    names: list[str]
+    regions: list[list[int]]  # of places
+    lacking: list[tuple[list[int], list[int]]]  # places of contributors, the chunks that lack all of them
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Body).decode
+SCALARS = _Scalars.__struct_fields__
+
+
+class BadRecord(ValueError):
+    """The bytes are no commit record."""
+
+
+def encode(record: CommitRecord) -> bytes:
+    """The record as bytes. Raises ValueError for node ids and digests that no run gives."""
+    nodes = _Nodes.of(record)
+    spans = [record.samples[n] for n in nodes.order if n in record.samples]
+    body = _Body(
+        scalars=_Scalars(**{name: _scalar(record, name) for name in SCALARS}),
+        count=len(nodes.order),
+        nodes=nodes.packed(),
+        members=nodes.where(record.members),
+        counts=[nodes.some(getattr(record, name)) for name in COUNTS],
+        measures=[nodes.some(getattr(record, name)) for name in MEASURES],
+        rates=[nodes.some({n: pair[i] for n, pair in record.rates.items()}) for i in (0, 1)],
+        figures=[nodes.some({n: getattr(f, name) for n, f in record.figures.items()}) for name in FIGURES],
+        spans=nodes.some({n: len(of) for n, of in record.samples.items()}),
+        firsts=pack([first for of in spans for first, _ in of]),
+        lengths=pack([length for of in spans for _, length in of]),
+        digests=nodes.where(record.digests),
+        odd_digests={
+            nodes.place[n]: bytes.fromhex(d) for n, d in record.digests.items() if d != record.state_digest
+        },
+        named=nodes.where(record.names),
+        names=[record.names[n] for n in nodes.order if n in record.names],
+        regions=[nodes.places(region) for region in record.regions],
+        lacking=[(nodes.places(who), chunks) for who, chunks in _inverted(record.lacking).items()],
+    )
+    whole = _encode(body)
+    if len(whole) < PACK_FROM:
+        return bytes((FORMAT, PLAIN)) + whole
+    return bytes((FORMAT, PACKED)) + len(whole).to_bytes(4, "little") + zstd_pack(whole)
+
+
+def decode(data: bytes) -> CommitRecord:
+    """The record that `encode` made these bytes of. Raises `BadRecord` for others."""
+    try:
+        return _record(_decode(_unpacked(data)))
+    except (Malformed, IndexError, ValueError, *DECODE_ERRORS) as error:
+        raise BadRecord(f"the bytes of a commit record are spoiled: {error}") from None
+
+
+def plain(data: bytes) -> bytes:
+    """The same record, not compressed by itself. Raises `BadRecord`."""
+    try:
+        return bytes((FORMAT, PLAIN)) + _unpacked(data)
+    except (Malformed, IndexError) as error:
+        raise BadRecord(f"the bytes of a commit record are spoiled: {error}") from None
+
+
+def _unpacked(data: bytes) -> bytes:
+    if data[:1] != bytes((FORMAT,)):
+        raise BadRecord(f"it begins with {data[:1]!r}, this version of atoll reads format {FORMAT}")
+    if data[1] == PLAIN:
+        return data[2:]
+    size = int.from_bytes(data[2:6], "little")
+    if data[1] != PACKED or size > MAX_BYTES:
+        raise BadRecord(f"it says that it has {size} bytes, {MAX_BYTES} are the most")
+    return zstd_unpack(memoryview(data)[6:], size)
+
+
+def _record(body: _Body) -> CommitRecord:
+    nodes = _Nodes.unpacked(body.nodes, body.count)
+    scalars: dict[str, Any] = {name: getattr(body.scalars, name) for name in SCALARS}
+    scalars |= {name: scalars[name].hex() for name in DIGESTS}
+    counts = {name: nodes.each(some, int) for name, some in zip(COUNTS, body.counts, strict=True)}
+    measures = {name: nodes.each(some, float) for name, some in zip(MEASURES, body.measures, strict=True)}
+    up, down = (nodes.each(some, float) for some in body.rates)
+    figures = [nodes.each(some, float) for some in body.figures]
+    told = nodes.at(body.digests)
+    odd = {nodes.order[place]: digest.hex() for place, digest in body.odd_digests.items()}
+    return CommitRecord(
+        **scalars,
+        **counts,
+        **measures,
+        members=tuple(nodes.at(body.members)),
+        rates={n: (up[n], down[n]) for n in up},
+        figures={n: TrainerFigures(*(of[n] for of in figures)) for n in figures[0]},
+        samples=_samples(nodes.each(body.spans, int), body.firsts, body.lengths),
+        digests={n: odd.get(n, scalars["state_digest"]) for n in told},
+        names=dict(zip(nodes.at(body.named), body.names, strict=True)),
+        regions=tuple(tuple(nodes.order[place] for place in region) for region in body.regions),
+        lacking={c: tuple(nodes.order[place] for place in who) for who, chunks in body.lacking for c in chunks},
+    )
+
+
+class _Nodes:
+    """The nodes that a record names, and their places."""
+
+    def __init__(self, numbers: Collection[int]) -> None:
+        """`numbers`: of their ids, ascending."""
+        self._numbers = numbers
+        self.order = [NodeId(f"n{number}") for number in numbers]
+        self.place = {node: place for place, node in enumerate(self.order)}
+
+    @classmethod
+    def of(cls, record: CommitRecord) -> "_Nodes":
+        """Those of a record. Raises ValueError for an id that the coordinator has not given."""
+        found = {*record.members, *record.rates, *record.figures, *record.samples, *record.digests, *record.names}
+        for name in (*COUNTS, *MEASURES):
+            found |= getattr(record, name).keys()
+        for group in (*record.regions, *record.lacking.values()):
+            found.update(group)
+        return cls(sorted(int(node.removeprefix("n")) for node in found))
+
+    @classmethod
+    def unpacked(cls, column: bytes, count: int) -> "_Nodes":
+        """Those that `packed` packed. Raises `BadRecord` or `BadColumn`."""
+        if not 0 <= count <= MAX_NODES:
+            raise BadRecord(f"it names {count} nodes, {MAX_NODES} are the most")
+        steps = [int(step) for step in unpack(column, count)]
+        if any(step < 1 for step in steps[1:]) or (steps and steps[0] < 0):
+            raise BadRecord("its nodes do not ascend")
+        return cls(list(accumulate(steps)))
+
+    def packed(self) -> bytes:
+        """The column of their numbers."""
+        before = 0
+        steps = []
+        for number in self._numbers:
+            steps.append(number - before)
+            before = number
+        return pack(steps)
+
+    def places(self, nodes: Iterable[NodeId]) -> list[int]:
+        return [self.place[node] for node in nodes]
+
+    def where(self, nodes: Collection[NodeId]) -> bytes:
+        """The bitmap of these; empty for all."""
+        if len(nodes) == len(self.order):
+            return b""
+        return bitmap(self.places(nodes), max(len(self.order), 1))
+
+    def at(self, where: bytes) -> list[NodeId]:
+        """The nodes of a bitmap, ascending. Raises IndexError for one beyond them."""
+        return [self.order[place] for place in places(where)] if where else self.order
+
+    def some(self, of: Mapping[NodeId, Number]) -> _Some:
+        return _Some(self.where(of), pack([of[n] for n in self.order if n in of]))
+
+    def each(self, some: _Some, kind: type[T]) -> dict[NodeId, T]:
+        """A number of this kind for each of some nodes. Raises `BadColumn`."""
+        who = self.at(some.where)
+        return dict(zip(who, map(kind, unpack(some.numbers, len(who))), strict=True))  # type: ignore[call-arg]
+
+
+def _samples(
+    spans: Mapping[NodeId, int], firsts: bytes, lengths: bytes
+) -> dict[NodeId, tuple[tuple[int, int], ...]]:
+    count = sum(spans.values())
+    if count > MAX_SPANS or any(n < 0 for n in spans.values()):
+        raise BadRecord(f"it has {count} spans of samples, {MAX_SPANS} are the most")
+    all_spans = zip(map(int, unpack(firsts, count)), map(int, unpack(lengths, count)), strict=True)
+    return {node: tuple(next(all_spans) for _ in range(n)) for node, n in spans.items()}
+
+
+def _inverted(lacking: Mapping[int, tuple[NodeId, ...]]) -> dict[tuple[NodeId, ...], list[int]]:
+    """The chunks by who is missing in them: mostly the same in many."""
+    found: dict[tuple[NodeId, ...], list[int]] = {}
+    for chunk, who in lacking.items():
+        found.setdefault(who, []).append(chunk)
+    return found
+
+
+def _scalar(record: CommitRecord, name: str) -> Any:
+    value = getattr(record, name)
+    return bytes.fromhex(value) if name in DIGESTS else value

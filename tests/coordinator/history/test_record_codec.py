@@ -1,0 +1,54 @@
+"""Commit records as bytes: they come back whole, take few bytes, and spoiled ones are refused."""
+
+import random
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_contents import record as any_record
+from journal_contents import sample
+from long_runs import long_record
+
+from atoll.coordinator.history.record_codec import FORMAT, BadRecord, decode, encode, plain
+from atoll.coordinator.state_machine.events import Decision
+
+
+@pytest.mark.parametrize("members", [0, 1, 8, 1000])
+def test_a_record_comes_back_as_it_was(members: int) -> None:
+    record = long_record(7, members)
+    assert decode(encode(record)) == record == decode(plain(encode(record)))
+
+
+def test_every_field_comes_back() -> None:
+    record = replace(any_record(3), decisions=(sample(Decision),))
+    found = decode(encode(record))
+    assert found == record and all(getattr(found, field.name) for field in fields(record))
+
+
+def test_a_record_takes_1_kb_at_8_members_and_less_than_60_bytes_for_each_more() -> None:
+    sizes = {members: len(encode(long_record(50_000, members))) for members in (8, 16, 64, 1000)}
+    assert sizes[8] <= 1000, sizes
+    for members in (16, 64, 1000):
+        assert (sizes[members] - sizes[8]) / (members - 8) < 60, sizes
+
+
+@pytest.mark.hypothesis
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 8, 100]))
+def test_spoiled_bytes_are_refused_or_are_a_record(seed: int, members: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(encode(long_record(3, members)))
+    for _ in range(rng.randrange(1, 4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    try:
+        decode(bytes(data[: rng.choice([len(data), rng.randrange(len(data))])]))
+    except BadRecord:
+        pass
+
+
+@pytest.mark.parametrize(
+    "data", [b"", bytes([FORMAT]), bytes([FORMAT, 1]), bytes([FORMAT, 1, 255, 255, 255, 255]), bytes([9, 0])]
+)
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(BadRecord):
+        decode(data)

@@ -1,0 +1,97 @@
+"""A run's records over its whole life: rows of the journal, then segments, each round once, at any moment."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from journal_contents import note
+from long_runs import long_record
+
+from atoll.comm.errors import ResourceError
+from atoll.coordinator.history.record_store import LocalStore
+from atoll.coordinator.history.segment import ROUNDS
+from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT, RecordOptions, RunRecords
+
+LAST = 2 * ROUNDS + ROWS_KEPT + 20
+ALL = [long_record(k, 2) for k in range(1, LAST + 1)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with closing(Journal(tmp_path)) as opened:
+        opened.append([], ALL, [(record.committed_at - 1, note(record.round)[1]) for record in ALL])
+        yield opened
+
+
+def test_old_rows_become_segments_and_every_round_is_read_once(journal: Journal, tmp_path: Path) -> None:
+    records = RunRecords(journal, tmp_path, "reef")
+    assert list(records.iter_rounds()) == ALL
+    records.maintain()
+    assert records.archive.spans() == [(1, ROUNDS), (ROUNDS + 1, 2 * ROUNDS)]
+    assert journal.round_span() == (2 * ROUNDS + 1, LAST)
+    assert list(records.iter_rounds()) == ALL
+    assert list(records.iter_rounds(ROUNDS + 3, 2)) == ALL[ROUNDS + 3 : ROUNDS + 5]
+    assert list(records.iter_rounds(2 * ROUNDS - 1, 3)) == ALL[2 * ROUNDS - 1 : 2 * ROUNDS + 2]
+    assert list(records.iter_rounds(LAST)) == []
+    notes = [of[1] for span in records.archive.spans() for of in records.archive.read(span).notes]
+    assert notes == [note(k)[1] for k in range(1, 2 * ROUNDS + 1)]
+
+
+def test_rows_that_become_a_segment_while_they_are_read_are_read_once(journal: Journal, tmp_path: Path) -> None:
+    records = RunRecords(journal, tmp_path, "reef")
+    slowly = records.iter_rounds()
+    assert [next(slowly), next(slowly)] == ALL[:2]
+    records.maintain()
+    assert list(slowly) == ALL[2:]
+    again = records.iter_rounds()
+    assert next(again) == ALL[0]  # of a segment
+    more = [long_record(k, 2) for k in range(LAST + 1, LAST + ROUNDS + 1)]
+    journal.append([], more)
+    records.maintain()
+    assert list(again) == ALL[1:] + more
+
+
+def test_a_crash_between_the_segment_and_the_rows_end_loses_and_doubles_nothing(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = RunRecords(journal, tmp_path, "reef")
+    with monkeypatch.context() as dying:
+        dying.setattr(journal, "drop_rounds", lambda last: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            records.maintain()
+    assert records.archive.spans() == [(1, ROUNDS)] and journal.round_span() == (1, LAST)
+    after = RunRecords(journal, tmp_path, "reef")
+    assert list(after.iter_rounds()) == ALL
+    after.maintain()
+    assert list(after.iter_rounds()) == ALL and journal.round_span()[0] == 2 * ROUNDS + 1
+
+
+def test_the_series_have_every_round_after_a_restart_too(journal: Journal, tmp_path: Path) -> None:
+    first = RunRecords(journal, tmp_path, "reef")
+    assert list(first.series().column("tokens")) == [r.tokens for r in ALL]
+    first.maintain()
+    second = RunRecords(journal, tmp_path, "reef")
+    assert list(second.series().column("tokens")) == [r.tokens for r in ALL]
+    newest = long_record(LAST + 1, 2)
+    second.add(newest)
+    assert second.series().last == LAST + 1
+
+
+def test_a_store_gets_what_is_old_and_one_that_fails_is_tried_again(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = LocalStore(tmp_path / "far")
+    records = RunRecords(journal, tmp_path, "reef", RecordOptions(room=0, store=store))
+
+    def fails(name: str, data: bytes) -> None:
+        raise ResourceError("far is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(store, "write", fails)
+        records.maintain()
+    assert "tried again: far is full" in caplog.text and len(records.archive.spans()) == 2
+    records.maintain()
+    assert store.names() and not LocalStore(tmp_path / FOLDER).names()
+    assert list(records.iter_rounds()) == ALL
