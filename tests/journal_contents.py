@@ -45,7 +45,7 @@ def note(k: int, length: int = 0) -> tuple[float, ev.Note]:
 
 def record(k: int) -> ev.CommitRecord:
     commit: ev.CommitRecord = sample(ev.CommitRecord)
-    digests = dict.fromkeys(("sealed_digest", "state_digest", "config_digest"), "c0ffee00")
+    digests: dict[str, Any] = dict.fromkeys(("sealed_digest", "state_digest", "config_digest"), "c0ffee00")
     told = {NodeId("n3"): "beef", NodeId("n4"): "c0ffee00"}
     return replace(commit, round=k, digests=told, decisions=(), **digests)  # the journal adds decisions
 

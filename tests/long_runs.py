@@ -8,6 +8,7 @@ from atoll.coordinator.state_machine.events import CommitRecord, TrainerFigures
 
 BUCKETS = ("inner", "sync", "recovering", "waiting", "paused", "down", "lost")
 
+SECONDS = {"inner": 3500.0, "collect": 2.0, "reduce": 90.0, "commit": 0.25}
 USUAL = (9000.0, 0.4, 0.37, 3e-4, 0.01)  # figures of a trainer
 
 
@@ -17,7 +18,7 @@ def long_record(round_: int, members: int) -> CommitRecord:
     nodes = [NodeId(f"n{1 + i + i // 7}") for i in range(members)]
     tokens = {n: float(rng.randrange(400, 600) * 8 * 2048) for n in nodes}
     link = {n: rng.lognormvariate(17, 0.5) for n in nodes}
-    loss = 2 + 9 / (1 + round_ / 50) + rng.gauss(0, 0.02)
+    loss = rounded(2 + 9 / (1 + round_ / 50) + rng.gauss(0, 0.02), 24)
     digest = rng.randbytes(16).hex()
     return CommitRecord(
         round=round_,
@@ -27,7 +28,7 @@ def long_record(round_: int, members: int) -> CommitRecord:
         contributors=tokens,
         tokens=int(sum(tokens.values())) * round_,
         train_loss=loss,
-        seconds={"inner": rng.gauss(3500, 9), "collect": rng.random(), "reduce": rng.gauss(90, 3), "commit": 0.25},
+        seconds={name: rounded(rng.gauss(of, of / 10), 24) for name, of in SECONDS.items()},
         bytes_up={n: rng.randrange(9_000_000_000, 9_900_000_000) for n in nodes},
         bytes_down={n: rng.randrange(9_000_000_000, 9_900_000_000) for n in nodes},
         reason="everybody has its inner steps",
@@ -41,7 +42,7 @@ def long_record(round_: int, members: int) -> CommitRecord:
         state_digest=digest,
         digests=dict.fromkeys(nodes, digest),
         digests_equal=True,
-        val_loss=loss + 0.01 if round_ % 10 == 0 else None,
+        val_loss=rounded(loss + 0.01, 24) if round_ % 10 == 0 else None,
         committed_at=1.7e9 + 3600.0 * round_,
         names={n: rng.choice(["gpu", "ada", "vm"]) + f"-{rng.randrange(10_000)}" for n in nodes},
         losses={n: rounded(loss + rng.gauss(0, 0.05), 16) for n in nodes},

@@ -3,14 +3,13 @@
 A column is bytes: a kind, then what the kind needs.
 
     "=" VALUE             all are alike: VALUE is msgpack, an integer or a float
-    "i" WIDTH BASE PLANES integers, as what each is above BASE (8 bytes, signed): WIDTH bytes each
+    "i" WIDTH BASE PLANES integers, as what each is above BASE (msgpack): WIDTH bytes each
     "f" WIDTH PLANES      floats: the topmost WIDTH bytes (2, 3 or 4) of each as fp32, or all 8 as fp64
 
 PLANES are the numbers' bytes, first the lowest of each, then the next: neighbours are alike there, which a
 compressor sees. Floats with few significant bits (`atoll.comm.rounding`) take fewer bytes.
 """
 
-import struct
 from collections.abc import Sequence
 
 import msgspec
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from atoll.comm.decode_errors import DECODE_ERRORS
 
 Number = int | float
-_BASE = struct.Struct("<q")
 _FLOAT_WIDTHS = (2, 3, 4)  # bytes of an fp32 that are kept
 _LIMIT = 1 << 63
 
@@ -53,12 +51,13 @@ def unpack(column: bytes, count: int) -> list[Number]:
             return [value] * count
         width = rest[0]
         if kind == b"i" and 1 <= width <= 8:
-            [base] = _BASE.unpack_from(rest, 1)
-            above = _joined(rest[1 + _BASE.size :], count, width, 8).view(np.uint64)[:, 0]
+            edge = len(rest) - count * width
+            base = msgspec.msgpack.decode(rest[1:edge], type=int)
+            above = _joined(rest[edge:], count, width, 8).view(np.uint64)[:, 0]
             return [base + int(value) for value in above]
         if kind == b"f" and width in (*_FLOAT_WIDTHS, 8):
             return [float(value) for value in _floats(rest[1:], count, width)]
-    except (IndexError, struct.error, *DECODE_ERRORS) as error:
+    except (IndexError, *DECODE_ERRORS) as error:
         raise BadColumn(f"a column is cut short or spoiled: {error}") from None
     raise BadColumn(f"a column begins with {column[:2]!r}, which is no kind of column")
 
@@ -67,7 +66,7 @@ def _pack_integers(values: list[int]) -> bytes:
     base = min(values)
     width = max((max(values) - base).bit_length() + 7 >> 3, 1)
     above = np.array([value - base for value in values], np.uint64)
-    return b"i" + bytes([width]) + _BASE.pack(base) + _planes(above, width, 0)
+    return b"i" + bytes([width]) + msgspec.msgpack.encode(base) + _planes(above, width, 0)
 
 
 def _pack_floats(values: NDArray[np.float64]) -> bytes:

@@ -13,6 +13,7 @@ may read meanwhile.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -27,10 +28,24 @@ from atoll.coordinator.state_machine.events import CommitRecord, Note
 
 HEAD_BYTES = 16 << 10  # that are read of a segment at first: most headers are within
 # Fields of a record about single members that are dropped where room is short; who contributed how much stays.
-OF_MEMBERS = (
-    *("bytes_up", "bytes_down", "shares", "rates", "norms", "scales", "samples", "digests", "losses", "figures"),
-    *("lacking", "names"),
-)
+NOTHING_OF_MEMBERS: dict[str, Any] = {
+    name: {}
+    for name in (
+        *(
+            "bytes_up",
+            "bytes_down",
+            "shares",
+            "rates",
+            "norms",
+            "scales",
+            "samples",
+            "digests",
+            "losses",
+            "figures",
+        ),
+        *("lacking", "names"),
+    )
+}
 Span = tuple[int, int]  # first and last round
 
 
@@ -158,7 +173,7 @@ def _without_members(data: bytes) -> bytes | None:
     try:
         found = segment.read(data)
         if found.header.members:
-            records = [replace(record, **{name: {} for name in OF_MEMBERS}) for record in found.decoded()]
+            records = [replace(record, **NOTHING_OF_MEMBERS) for record in found.decoded()]
             encoded = [record_codec.encode(record) for record in records]
             return segment.write(found.header.run, found.rows, encoded, found.notes, members=False)
     except (BadColumn, BadRecord):

@@ -14,6 +14,7 @@ those of few digits (`atoll.comm.rounding`) take fewer bytes.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from itertools import accumulate
+from math import isnan, nan
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,6 +38,13 @@ COUNTS = ("bytes_up", "bytes_down")  # fields with an integer for each node
 MEASURES = ("contributors", "shares", "norms", "scales", "losses")  # with a float for each
 DIGESTS = ("sealed_digest", "state_digest", "config_digest")  # hexadecimal, here their bytes
 FIGURES = tuple(field.name for field in fields(TrainerFigures))
+FLOATS = ("train_loss", "val_loss", "predicted")
+FLOAT_DICTS = ("seconds", "predictions", "goodput")
+# Keys of theirs that take one byte. New ones go to the end.
+KEYS = (
+    *("inner", "collect", "reduce", "commit", "flat", "two_level"),
+    *("sync", "recovering", "waiting", "paused", "down", "lost"),
+)
 T = TypeVar("T")
 
 
@@ -54,26 +62,29 @@ class _Scalars(msgspec.Struct, array_like=True):
     epoch: int
     attempts: int
     tokens: int
-    train_loss: float
-    val_loss: float | None
-    seconds: dict[str, float]
     reason: str
     sealed_digest: bytes
-    predicted: float
     levels: int
-    predictions: dict[str, float]
     state_digest: bytes
     digests_equal: bool | None
     fragment: int
     void: bool
     committed_at: float
     config_digest: bytes
-    goodput: dict[str, float]
     decisions: tuple[Decision, ...]
+
+
+class _Floats(msgspec.Struct, array_like=True):
+    """The floats of a commit record that are not of single nodes: of the fields that are one (NaN for None), then
+    of those that are a dict."""
+
+    keys: list[list[int | str]]  # of each dict; a number is a place in KEYS
+    column: bytes
 
 
 class _Body(msgspec.Struct, array_like=True):
     scalars: _Scalars
+    floats: _Floats
     count: int  # of nodes
     nodes: bytes  # column of the numbers in their ids, each as the distance to the one before
     members: bytes  # bitmap
@@ -107,6 +118,7 @@ def encode(record: CommitRecord) -> bytes:
     spans = [record.samples[n] for n in nodes.order if n in record.samples]
     body = _Body(
         scalars=_Scalars(**{name: _scalar(record, name) for name in SCALARS}),
+        floats=_packed_floats(record),
         count=len(nodes.order),
         nodes=nodes.packed(),
         members=nodes.where(record.members),
@@ -163,16 +175,18 @@ def _record(body: _Body) -> CommitRecord:
     nodes = _Nodes.unpacked(body.nodes, body.count)
     scalars: dict[str, Any] = {name: getattr(body.scalars, name) for name in SCALARS}
     scalars |= {name: scalars[name].hex() for name in DIGESTS}
-    counts = {name: nodes.each(some, int) for name, some in zip(COUNTS, body.counts, strict=True)}
-    measures = {name: nodes.each(some, float) for name, some in zip(MEASURES, body.measures, strict=True)}
+    scalars |= _floats(body.floats)
+    counts: dict[str, Any] = {name: nodes.each(some, int) for name, some in zip(COUNTS, body.counts, strict=True)}
+    measures: dict[str, Any] = {
+        name: nodes.each(some, float) for name, some in zip(MEASURES, body.measures, strict=True)
+    }
     up, down = (nodes.each(some, float) for some in body.rates)
     figures = [nodes.each(some, float) for some in body.figures]
     told = nodes.at(body.digests)
     odd = {nodes.order[place]: digest.hex() for place, digest in body.odd_digests.items()}
     return CommitRecord(
         **scalars,
-        **counts,
-        **measures,
+        **of_nodes,
         members=tuple(nodes.at(body.members)),
         rates={n: (up[n], down[n]) for n in up},
         figures={n: TrainerFigures(*(of[n] for of in figures)) for n in figures[0]},
@@ -241,7 +255,25 @@ class _Nodes:
     def each(self, some: _Some, kind: type[T]) -> dict[NodeId, T]:
         """A number of this kind for each of some nodes. Raises `BadColumn`."""
         who = self.at(some.where)
-        return dict(zip(who, map(kind, unpack(some.numbers, len(who))), strict=True))  # type: ignore[call-arg]
+        return dict(zip(who, map(kind, unpack(some.numbers, len(who))), strict=True))
+
+
+def _packed_floats(record: CommitRecord) -> _Floats:
+    dicts: list[dict[str, float]] = [getattr(record, name) for name in FLOAT_DICTS]
+    singles = (getattr(record, name) for name in FLOATS)
+    values = [nan if value is None else value for value in singles]
+    values += [value for of in dicts for value in of.values()]
+    return _Floats([[KEYS.index(key) if key in KEYS else key for key in of] for of in dicts], pack(values))
+
+
+def _floats(packed: _Floats) -> dict[str, Any]:
+    numbers = map(float, unpack(packed.column, len(FLOATS) + sum(map(len, packed.keys))))
+    found: dict[str, Any] = {name: next(numbers) for name in FLOATS}
+    if isnan(found["val_loss"]):
+        found["val_loss"] = None
+    for name, keys in zip(FLOAT_DICTS, packed.keys, strict=True):
+        found[name] = {KEYS[key] if isinstance(key, int) else key: next(numbers) for key in keys}
+    return found
 
 
 def _samples(

@@ -147,7 +147,7 @@ class RemoteStore:
             return int(self._fs.info(f"{self._path}/{name}")["size"] or 0)
 
         with suppress(FileNotFoundError):
-            return self._call(found)
+            return int(self._call(found))
         return 0
 
     def _call(self, what: Callable[[], Any]) -> Any:

@@ -330,6 +330,12 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         near.setdefault(g, []).append(entry.node)
     scaled = _scaled(state, ledger)
     rates = {n: members.here[n].rates for n in members_}
+    seconds = {
+        "inner": r.closed_at - r.started_at,
+        "collect": r.planned_at - r.closed_at,
+        "reduce": r.sealed_at - r.planned_at,
+        "commit": now - r.sealed_at,
+    }
     record = CommitRecord(
         round=r.number,
         epoch=state.epoch,
@@ -337,22 +343,16 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         members=tuple(r.participants),
         contributors=weights,
         tokens=state.tokens + sum(map(int, weights.values())),
-        train_loss=sum(p.contribution.loss * p.part * p.contribution.claimed for p in parts.values())
-        / sum(p.part * p.contribution.claimed for p in parts.values()),
-        seconds={
-            "inner": r.closed_at - r.started_at,
-            "collect": r.planned_at - r.closed_at,
-            "reduce": r.sealed_at - r.planned_at,
-            "commit": now - r.sealed_at,
-        },
+        train_loss=rounded(_mean_loss(parts.values()), 24),
+        seconds={phase: rounded(spent, 24) for phase, spent in seconds.items()},
         bytes_up={n: r.completions[n].bytes_up for n in members_},
         bytes_down={n: r.completions[n].bytes_down for n in members_},
         reason=r.story,
         sealed_digest=ledger.root.hex(),
         shares={n: rounded(k / len(ledger.owners), 16) for n, k in Counter(o for o in ledger.owners if o).items()},
-        predicted=r.plan.predicted,
+        predicted=rounded(r.plan.predicted, 24),
         levels=r.levels,
-        predictions=r.predictions,
+        predictions={plan: rounded(spent, 24) for plan, spent in r.predictions.items()},
         regions=tuple(tuple(near[g]) for g in sorted(near)),
         rates={n: (rounded(up, 8), rounded(down, 8)) for n, (up, down) in rates.items() if up},
         norms={n: rounded(p.contribution.norm, 16) for n, p in parts.items()},
@@ -384,6 +384,12 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
             number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.closed_at
         ),
     )
+
+
+def _mean_loss(parts: Collection[book.Inclusion]) -> float:
+    """The mean over the tokens that were committed of each."""
+    weights = [p.part * p.contribution.claimed for p in parts]
+    return sum(p.contribution.loss * w for p, w in zip(parts, weights, strict=True)) / sum(weights)
 
 
 def _credit(state: State, record: CommitRecord, past: tuple[CommittedState, ...]) -> CreditBook:

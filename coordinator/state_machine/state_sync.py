@@ -9,6 +9,7 @@ from itertools import islice
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.comm.rounding import rounded
 from atoll.coordinator.state_machine import beginning, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
@@ -76,7 +77,7 @@ def record_loss(state: State, node: NodeId, round_: int, loss: float) -> State:
         return replace(state, initial_val_loss=loss)
     if state.pending is None or state.pending.round != round_:
         return state
-    return replace(state, pending=replace(state.pending, val_loss=loss))
+    return replace(state, pending=replace(state.pending, val_loss=rounded(loss, 24)))
 
 
 def settled_alike(a: State, b: State, one: bool = False) -> bool:

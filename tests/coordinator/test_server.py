@@ -20,6 +20,7 @@ from atoll.coordinator.door.front_door import listening_socket
 from atoll.coordinator.door.ports import PAGE
 from atoll.coordinator.server import ServerOptions, _same_run, encrypted, private_addresses
 from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.state_machine.state import Phase, RoundState, State
 
 
@@ -121,7 +122,8 @@ def test_a_request_that_trickles_into_the_page_is_ended_and_others_are_answered(
         with closing(Journal(tmp_path)) as journal:
             page = listening_socket("127.0.0.1:0", "--http")
             where = page.getsockname()[:2]
-            serving = asyncio.create_task(server._serve(RunConfig(), options, journal, page, tracker))
+            records = RunRecords(journal, tmp_path, "run")
+            serving = asyncio.create_task(server._serve(RunConfig(), options, journal, records, page, tracker))
 
             async def asked(source: str, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
                 reader, writer = await asyncio.open_connection(*where, local_addr=(source, 0))

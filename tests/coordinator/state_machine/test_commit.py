@@ -8,6 +8,7 @@ import scenario
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
+from atoll.comm.rounding import rounded
 from atoll.coordinator.state_machine import events as ev
 
 ADA, BO, CY = NODES = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
@@ -63,7 +64,10 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert record.seconds == {"inner": 10.0, "collect": 1.0, "reduce": 2.0, "commit": 3.0}
     assert (record.bytes_up, record.bytes_down) == ({ADA: 10, BO: 20, CY: 30}, {ADA: 100, BO: 200, CY: 300})
     assert record.shares == {ADA: 0.5, BO: 0.25, CY: 0.25} and record.predicted == 0.0
-    assert record.rates == {ADA: (1e3, 1e4), BO: (2e3, 1.2e4), CY: (3e3, 1.2e4)}, "what others saw, or less"
+    rates = {ADA: (1e3, 1e4), BO: (2e3, 1.2e4), CY: (3e3, 1.2e4)}  # what others saw, or less
+    assert record.rates == {n: (rounded(up, 8), rounded(down, 8)) for n, (up, down) in rates.items()}
+    assert record.losses == {ADA: 1.0, BO: 2.0, CY: 4.0} and record.committed_at == run.now
+    assert record.names == {n: run.state.name(n) for n in NODES}
     assert record.norms == {ADA: 3.0, BO: 12.0, CY: 3.0} and record.scales == {BO: 0.25, CY: 0.5}
     assert record.lacking == {1: (CY,), 2: (CY,)}
     assert record.samples == {ADA: ((0, 10),), BO: ((20, 8),), CY: ((40, 6),)}
