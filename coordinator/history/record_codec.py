@@ -176,9 +176,9 @@ def _record(body: _Body) -> CommitRecord:
     scalars: dict[str, Any] = {name: getattr(body.scalars, name) for name in SCALARS}
     scalars |= {name: scalars[name].hex() for name in DIGESTS}
     scalars |= _floats(body.floats)
-    counts: dict[str, Any] = {name: nodes.each(some, int) for name, some in zip(COUNTS, body.counts, strict=True)}
-    measures: dict[str, Any] = {
-        name: nodes.each(some, float) for name, some in zip(MEASURES, body.measures, strict=True)
+    of_nodes: dict[str, Any] = {
+        **{name: nodes.each(some, int) for name, some in zip(COUNTS, body.counts, strict=True)},
+        **{name: nodes.each(some, float) for name, some in zip(MEASURES, body.measures, strict=True)},
     }
     up, down = (nodes.each(some, float) for some in body.rates)
     figures = [nodes.each(some, float) for some in body.figures]
