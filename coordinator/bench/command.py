@@ -89,17 +89,24 @@ def coordinator(members: int, rounds: int, period: float, processes: int, as_jso
         click.echo(f"{name:>18}  {value:,.3f}" if isinstance(value, float) else f"{name:>18}  {value:,}")
 
 
-def measure(folder: Path, members: int, rounds: int, period: float, processes: int) -> ControlFigures:
+def measure(
+    folder: Path, members: int, rounds: int, period: float, processes: int, committed: int = 0
+) -> ControlFigures:
     """Measure one run, from its coordinator's start to its end: `members` members in `processes` processes,
-    `rounds` rounds whose inner steps take `period` seconds. Raises `BenchFailed`."""
+    `rounds` rounds whose inner steps take `period` seconds. `committed`: rounds that the state directory `folder`
+    has already. Raises `BenchFailed`."""
     with _coordinator(folder, members) as process:
         invite = _invite(folder, process, members)
+        # Where rounds are committed the next one begins with whoever is there first: not all take part.
+        first = committed + 2 if committed else 1
+        last = first + rounds - 1
         tasks = [
-            LoadTask(invite.address, invite.run, invite.token, share, members, rounds, period)
+            LoadTask(invite.address, invite.run, invite.token, share, members, last, period)
             for share in _shares(members, processes)
         ]
         with _load(tasks) as (loads, words), _progress(members, rounds) as show:
-            watch = BenchWatch(psutil.Process(process.pid), loads, rounds, PROGRESS_TIMEOUT + period)
+            patience = PROGRESS_TIMEOUT + period
+            watch = BenchWatch(psutil.Process(process.pid), loads, range(first, last + 1), patience)
             while len(watch.results) < len(loads):
                 watch.poll(words, show)
             return watch.figures(members)
@@ -109,7 +116,7 @@ class BenchWatch:
     """Follows the members, and the coordinator while rounds are committed."""
 
     def __init__(
-        self, coordinator: psutil.Process, loads: Sequence[SpawnProcess], rounds: int, patience: float
+        self, coordinator: psutil.Process, loads: Sequence[SpawnProcess], rounds: range, patience: float
     ) -> None:
         self._coordinator, self._loads, self._rounds, self._patience = coordinator, loads, rounds, patience
         self.results: list[LoadResult] = []
@@ -159,7 +166,7 @@ class BenchWatch:
         (begun, cpu_before), (ended, cpu_after) = self._first, self._last
         heartbeats = [at for result in self.results for at in result.heartbeats if begun <= at <= ended]
         reports = [at for result in self.results for at in result.reports if begun <= at <= ended]
-        control = list(chain(*(control_times(self.results, k) for k in range(1, self._rounds + 1))))
+        control = list(chain(*(control_times(self.results, k) for k in self._rounds)))
         return ControlFigures(
             members=members,
             heartbeats_per_s=len(heartbeats) / (ended - begun),
@@ -167,7 +174,7 @@ class BenchWatch:
             rss_mb=self._rss / 1e6,
             control_ms_p50=1e3 * percentile(control, 50),
             control_ms_p99=1e3 * percentile(control, 99),
-            rounds=self._rounds,
+            rounds=len(self._rounds),
             reports_per_s=len(reports) / (ended - begun),
         )
 
