@@ -1,0 +1,51 @@
+"""The verdict on a slow or failed round: what was to blame, with a name. Pure.
+
+Each rule (`trainers`, `paths`, `machines`) tells what it finds and how many seconds of the round that explains;
+`explanation.choose` says which is to blame. What else was found is told beside it. Nobody is charged for a verdict
+(`state_machine.conduct` charges, on evidence of its own): it is for people, and how it is known is said with it.
+"""
+
+from statistics import median
+
+from atoll.coordinator.causes.explanation import (
+    MIN_EXCESS_SECONDS,
+    Confidence,
+    Explanation,
+    Kind,
+    Verdict,
+    Weight,
+    choose,
+    verdict_of,
+)
+from atoll.coordinator.causes.machines import by_clocks, by_coordinator, by_disks, by_states
+from atoll.coordinator.causes.observations import Observations
+from atoll.coordinator.causes.paths import by_paths
+from atoll.coordinator.causes.trainers import by_members
+
+RULES = (by_coordinator, by_states, by_members, by_paths, by_disks, by_clocks)
+ALL_SLOWER = 0.85  # times the usual pace: members that are all slower than that
+
+
+def verdict(seen: Observations) -> Verdict | None:
+    """Who or what was to blame for a round; None: it was as usual, and nothing is wrong with anybody."""
+    found = choose((e for rule in RULES for e in rule(seen)), seen.excess)
+    known = [e for e in found if e.kind is not Kind.UNKNOWN]
+    if not known and (seen.excess >= MIN_EXCESS_SECONDS or seen.attempts > 1 or found):
+        known = [_unknown(seen, found)]
+    names = {node: member.name for node, member in seen.members.items()}
+    return verdict_of(known, seen.excess, names) if known else None
+
+
+def _unknown(seen: Observations, found: list[Explanation]) -> Explanation:
+    """What can be said where no rule says more: that all were slow, for whom the round waited, or in what
+    phase."""
+    shares = [m.pace / m.usual for m in seen.members.values() if m.pace and m.usual]
+    if len(shares) > 1 and median(shares) < ALL_SLOWER and max(shares) < 1:
+        percent = 100 * (1 - median(shares))
+        sentence = f"all members were slower than usual, by {percent:.0f} % in the middle, and none stands out"
+        return Explanation(Kind.SLOW_COMPUTE, "", sentence, Weight.SLOWNESS, seen.excess, Confidence.SEEN)
+    if found:
+        return found[0]
+    phase = max(seen.seconds, key=lambda p: seen.seconds[p] - seen.usual.get(p, 0.0))
+    sentence = f"nothing that was gathered says why; most of the time went into its phase {phase}"
+    return Explanation(Kind.UNKNOWN, "", sentence, Weight.SLOWNESS, seen.excess, Confidence.GUESSED)
