@@ -5,8 +5,9 @@ usual [inner=6] [collect=0.1] [reduce=1] [commit=0.1]       what rounds took bef
 restarted [TIMES] / stalled SECONDS                         the coordinator, in this round
 member NAME... [WORD] [reached=6] [contributed=0.1] [sealed=] [complete=] [steps=10] [pace=2] [usual=2] [still=0]
                             a participant, as the coordinator saw it; reached=-: not; WORD: its standing at the end
-                            (broke, silent, stalled, back, left, differed, out), or missing: not in the commit
+                            (broke, silent, stalled, left, differed, out); missing: not in the commit; back
 broken NAME PEER / forged NAME PEER / differed NAME         who said so of whom; whose state was not the run's
+late NAME...                did not finish an attempt in its time
 account NAME [steps=] [computing=] [data=] [still=] [paused=] [away=] [clock=]      what it says of itself
 incident NAME KIND [PEER] [age=1] [value=0]                                         and of what happened
 link NAME PEER [sent=1e6] [received=1e6] [busy=0.1] [usual=] [segments=1000] [resent=0] [rtt=0.02] [queue=0]
@@ -62,6 +63,8 @@ class Run:
                 self.seen = replace(seen, **{verb: (*getattr(seen, verb), pair)})
             case "differed":
                 self.seen = replace(seen, differed=seen.differed.union(map(self.node, words)))
+            case "late":
+                self.seen = replace(seen, late=seen.late.union(map(self.node, words)))
             case "account":
                 told = {k: int(v) if k == "steps" else v for k, v in numbers.items()}
                 self.account(words[0], **told)
@@ -96,11 +99,12 @@ class Run:
         standings = {word for word in words if word in {s.value.split()[-1] for s in Standing}}
         standing = next((s for s in Standing if s.value.split()[-1] in standings), Standing.HERE)
         counted = "missing" not in words and standing in (Standing.HERE, Standing.DIFFERED)
-        for name in (w for w in words if w not in standings and w not in ("missing", "rests")):
+        for name in (w for w in words if w not in standings and w not in ("missing", "rests", "back")):
             known = {m.name: n for n, m in self.seen.members.items()}
             node = known.get(name) or NodeId(f"n{len(known) + 1}")
             told = {k: int(v) if k == "steps" and v is not None else v for k, v in options.items()}
-            member = replace(MEMBER, name=name, standing=standing, counted=counted, rests="rests" in words)
+            as_seen = {"rests": "rests" in words, "back": "back" in words, "counted": counted}
+            member = replace(MEMBER, name=name, standing=standing, **as_seen)
             member = replace(member, **told)  # type: ignore[arg-type]
             self.seen = replace(self.seen, members=self.seen.members | {node: member})
 

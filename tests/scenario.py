@@ -25,6 +25,9 @@ mended NAME CHUNKS [disk]
 lost NAME PEER [attempt=1]  NAME's connection to PEER broke
 forged NAME PEER [chunk=0] [attempt=1]             the sealed chunk as PEER gave it to NAME is not the ledger's
 lacking NAME... [chunks=0,2] [attempt=1]           nobody gave them these sealed chunks as the ledger has them
+account NAME [KIND] [data=0] [still=0] [away=0] [clock=0]       what it will answer when it is asked to account for
+                            a round, with an incident of that kind; who is not told so has nothing to tell
+mum NAME...                 they will not answer
 disconnect NAME... / connect NAME... / leave NAME...
 silent NAME... / talk NAME...      no heartbeats any more / again
 hang NAME... / move NAME...        heartbeats, but no progress / again
@@ -50,7 +53,9 @@ from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.run import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round
+from atoll.comm.incidents import IncidentKind
 from atoll.comm.plan import Fence
+from atoll.coordinator.causes.account import Account, Incident
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
@@ -89,6 +94,7 @@ class Run:
         # names of those that nobody can dial, that have no trainer, and whose trainers cannot evaluate
         self.leaves, self.reducers, self.blind = set[str](), set[str](), set[str]()
         self.lives_ago = 0
+        self.accounts, self.mum = dict[NodeId, Account](), set[NodeId]()
         self.near: dict[NodeId, int] = {}  # regions
         self.said: list[str] = []
         self.passing = ""  # what was said of the round at this command and moment
@@ -111,6 +117,17 @@ class Run:
                 self.said.pop()  # the round went on from there at once
             self.say(f"=> {line}")
             self.passing = self.said[-1]
+        self.answer()
+
+    def answer(self) -> None:
+        """Whoever is asked for an account of a round gives one at once."""
+        inquiry = self.state.inquiry
+        for node in sorted(inquiry.asked - inquiry.accounts.keys()) if inquiry is not None else ():
+            member = self.state.members.here.get(node)
+            if inquiry is None or inquiry.closed or member is None or not member.connected or node in self.mum:
+                continue
+            account = self.accounts.get(node, Account())
+            return self.feed(ev.RoundAccounted(node, member.life, inquiry.seen.round, account))
 
     def say(self, line: str) -> None:
         self.said.append(line if self.clock is None else f"[{self.now - self.clock:g} s] {line}")
@@ -211,6 +228,12 @@ class Run:
                 (self.quiet if verb == "silent" else self.hung).update(map(self.node, words))
             case "talk" | "move":
                 (self.quiet if verb == "talk" else self.hung).difference_update(map(self.node, words))
+            case "account":
+                told = {k: float(v) for k, v in options.items()}
+                incidents = tuple(Incident(IncidentKind[w.upper()], 1.0) for w in words[1:])
+                self.accounts[self.node(words[0])] = Account(**told, incidents=incidents)  # type: ignore[arg-type]
+            case "mum":
+                self.mum.update(map(self.node, words))
             case "pause":
                 self.paused.update(map(self.node, words))
             case "resume":
@@ -383,6 +406,7 @@ class Run:
                     *([f"plan of attempt {v.plan.attempt}"] if v.HasField("plan") else []),
                     *(["the ledger's digests"] if v.ledger else []),
                     *(["finished"] if v.finished else []),
+                    *([f"account of round {v.account}"] if v.account else []),
                 ]
                 return [f"{words[0]} is told: {v.you}; {', '.join(flags) or 'nothing to do'}"]
             case _:
@@ -456,7 +480,8 @@ def published(record: ev.CommitRecord, name: Callable[[NodeId], str]) -> str:
     same = "the same state everywhere" if record.digests_equal else f"another state on {', '.join(differs)}"
     same = "nobody told its state" if record.digests_equal is None else same
     attempts = f"{record.attempts} attempt{'s' if record.attempts > 1 else ''}"
-    return f"=> record of round {record.round}: {record.tokens} tokens so far, {attempts}, {loss}, {same}"
+    blame = f", {record.verdict.kind} {record.verdict.name}".rstrip() if record.verdict is not None else ""
+    return f"=> record of round {record.round}: {record.tokens} tokens so far, {attempts}, {loss}, {same}{blame}"
 
 
 def play(text: str, runner: Runner) -> str:

@@ -273,6 +273,7 @@ class ReportRequest(_message.Message):
     CHUNKS_MISSING_FIELD_NUMBER: _builtins.int
     AUDIT_REPORTED_FIELD_NUMBER: _builtins.int
     REPLAY_REPORTED_FIELD_NUMBER: _builtins.int
+    ROUND_ACCOUNT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def fence(self) -> Global___Fence: ...
@@ -306,6 +307,8 @@ class ReportRequest(_message.Message):
     def audit_reported(self) -> Global___AuditReported: ...
     @_builtins.property
     def replay_reported(self) -> Global___ReplayReported: ...
+    @_builtins.property
+    def round_account(self) -> Global___RoundAccount: ...
     def __init__(
         self,
         *,
@@ -326,12 +329,13 @@ class ReportRequest(_message.Message):
         chunks_missing: Global___ChunksMissing | None = ...,
         audit_reported: Global___AuditReported | None = ...,
         replay_reported: Global___ReplayReported | None = ...,
+        round_account: Global___RoundAccount | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "round_account", b"round_account", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "session", b"session", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "round_account", b"round_account", "session", b"session", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout_reported", "state_reported", "contribution_ready", "chunks_sealed", "reduce_complete", "loss_evaluated", "peer_unreachable", "leave", "steps_reached", "orphans_found", "state_repaired", "chunk_forged", "chunks_missing", "audit_reported", "replay_reported"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout_reported", "state_reported", "contribution_ready", "chunks_sealed", "reduce_complete", "loss_evaluated", "peer_unreachable", "leave", "steps_reached", "orphans_found", "state_repaired", "chunk_forged", "chunks_missing", "audit_reported", "replay_reported", "round_account"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -606,6 +610,7 @@ class ReduceComplete(_message.Message):
     RATE_OUTSIDE_FIELD_NUMBER: _builtins.int
     PROVEN_FIELD_NUMBER: _builtins.int
     SEEN_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """root over the sealed chunks' digests"""
     bytes_up: _builtins.int
@@ -620,6 +625,8 @@ class ReduceComplete(_message.Message):
     """the same, to members of other regions"""
     proven: _builtins.bool
     """each chunk is the ledger's, by its digests"""
+    incidents: _builtins.int
+    """of the round: bits, one for each `IncidentKind` (comm/incidents.py)"""
     @_builtins.property
     def round_trips(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundTrip]:
         """to some of the other members"""
@@ -641,10 +648,11 @@ class ReduceComplete(_message.Message):
         rate_outside: _builtins.float = ...,
         proven: _builtins.bool = ...,
         seen: _abc.Iterable[Global___SeenRate] | None = ...,
+        incidents: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "proven", b"proven", "rate_down", b"rate_down", "rate_inside", b"rate_inside", "rate_outside", b"rate_outside", "rate_up", b"rate_up", "round_trips", b"round_trips", "seen", b"seen"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "incidents", b"incidents", "proven", b"proven", "rate_down", b"rate_down", "rate_inside", b"rate_inside", "rate_outside", b"rate_outside", "rate_up", b"rate_up", "round_trips", b"round_trips", "seen", b"seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -678,6 +686,152 @@ class SeenRate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SeenRate: _TypeAlias = SeenRate  # noqa: Y015
+
+@_typing.final
+class RoundAccount(_message.Message):
+    """what the node did, waited for and saw in the fence's round; times are seconds"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    COMPUTING_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    STILL_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    AWAY_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """inner steps"""
+    computing: _builtins.float
+    """in them, waits for data aside"""
+    data: _builtins.float
+    """in which the trainer waited for data"""
+    still: _builtins.float
+    """the longest time in which it took no step that it owed"""
+    paused: _builtins.float
+    away: _builtins.float
+    """the longest time in which the coordinator did not answer"""
+    clock: _builtins.float
+    """that the machine's clock is ahead of the coordinator's; 0: as far as can be told it is right"""
+    @_builtins.property
+    def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Incident]: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkAccount]:
+        """to some of the other members"""
+
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        computing: _builtins.float = ...,
+        data: _builtins.float = ...,
+        still: _builtins.float = ...,
+        paused: _builtins.float = ...,
+        away: _builtins.float = ...,
+        clock: _builtins.float = ...,
+        incidents: _abc.Iterable[Global___Incident] | None = ...,
+        links: _abc.Iterable[Global___LinkAccount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "clock", b"clock", "computing", b"computing", "data", b"data", "incidents", b"incidents", "links", b"links", "paused", b"paused", "steps", b"steps", "still", b"still"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundAccount: _TypeAlias = RoundAccount  # noqa: Y015
+
+@_typing.final
+class Incident(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.int
+    """an `IncidentKind` (comm/incidents.py)"""
+    age: _builtins.float
+    """seconds"""
+    node_id: _builtins.str
+    """of the peer; empty: it concerns none"""
+    value: _builtins.float
+    def __init__(
+        self,
+        *,
+        kind: _builtins.int = ...,
+        age: _builtins.float = ...,
+        node_id: _builtins.str = ...,
+        value: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "kind", b"kind", "node_id", b"node_id", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Incident: _TypeAlias = Incident  # noqa: Y015
+
+@_typing.final
+class LinkAccount(_message.Message):
+    """the node's connections to one peer in the round, by its kernel's counters"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
+    USUAL_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    RESENT_FIELD_NUMBER: _builtins.int
+    RTT_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    MUTE_FIELD_NUMBER: _builtins.int
+    DEAF_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    sent: _builtins.int
+    """bytes that reached the peer"""
+    received: _builtins.int
+    busy: _builtins.float
+    """seconds in which bytes were on their way to the peer, and it had room for them"""
+    usual: _builtins.float
+    """bytes a second while they were, in the rounds before; 0: not known"""
+    segments: _builtins.int
+    """that were sent"""
+    resent: _builtins.int
+    """of these"""
+    rtt: _builtins.float
+    """seconds of round trip without a queue; 0: not known"""
+    queue: _builtins.float
+    """seconds by which it was longer while bytes were on their way, on average"""
+    mute: _builtins.float
+    """the longest time, seconds, in which nothing that was sent was acknowledged"""
+    deaf: _builtins.float
+    """of such times, the longest in which nothing at all came from the peer's machine"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        sent: _builtins.int = ...,
+        received: _builtins.int = ...,
+        busy: _builtins.float = ...,
+        usual: _builtins.float = ...,
+        segments: _builtins.int = ...,
+        resent: _builtins.int = ...,
+        rtt: _builtins.float = ...,
+        queue: _builtins.float = ...,
+        mute: _builtins.float = ...,
+        deaf: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "deaf", b"deaf", "mute", b"mute", "node_id", b"node_id", "queue", b"queue", "received", b"received", "resent", b"resent", "rtt", b"rtt", "segments", b"segments", "sent", b"sent", "usual", b"usual"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkAccount: _TypeAlias = LinkAccount  # noqa: Y015
 
 @_typing.final
 class ChunkForged(_message.Message):
@@ -1400,6 +1554,7 @@ class View(_message.Message):
     REPLAY_FIELD_NUMBER: _builtins.int
     CREDITED_TOKENS_FIELD_NUMBER: _builtins.int
     CREDITED_ROUNDS_FIELD_NUMBER: _builtins.int
+    ACCOUNT_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -1456,6 +1611,8 @@ class View(_message.Message):
     """that the run committed of this node's key"""
     credited_rounds: _builtins.int
     """in which it did"""
+    account: _builtins.int
+    """the round of which this node is asked for an account; 0: none"""
     @_builtins.property
     def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """for a node that lacks state_committed: some that have it"""
@@ -1529,10 +1686,11 @@ class View(_message.Message):
         replay: Global___Replay | None = ...,
         credited_tokens: _builtins.int = ...,
         credited_rounds: _builtins.int = ...,
+        account: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "plan", b"plan", "replay", b"replay", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,13 +28,12 @@ def by_coordinator(seen: Observations) -> Iterator[Explanation]:
 
 def by_states(seen: Observations) -> Iterator[Explanation]:
     """Members whose state was not the run's, or changed by itself."""
-    for node, account in seen.accounts.items():
-        changed = account.had(IncidentKind.STATE_CHANGED)
-        if changed is not None and node not in seen.differed:
-            chunks = int(changed.value)
-            what = "1 chunk" if chunks == 1 else f"{chunks} chunks"
-            sentence = f"{what} of {seen.name(node)}'s state changed in memory by itself, and was made again"
-            yield Explanation(Kind.DIVERGED_STATE, node, sentence, Weight.BREAK, 0.0, Confidence.TOLD)
+    told = {n: a.had(IncidentKind.STATE_CHANGED) for n, a in seen.accounts.items()}
+    changed = seen.changed | {n: int(i.value) for n, i in told.items() if i is not None}
+    for node in changed.keys() - seen.differed:
+        what = "1 chunk" if changed[node] == 1 else f"{changed[node]} chunks"
+        sentence = f"{what} of {seen.name(node)}'s state changed in memory by itself, and was made again"
+        yield Explanation(Kind.DIVERGED_STATE, node, sentence, Weight.BREAK, 0.0, Confidence.TOLD)
     for node in sorted(seen.differed, key=lambda n: int(n[1:])):
         sentence = f"{seen.name(node)} came to another state than the others, from the same bytes"
         yield Explanation(Kind.DIVERGED_STATE, node, sentence, Weight.BREAK, seen.excess, Confidence.SEEN)

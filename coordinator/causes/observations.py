@@ -17,16 +17,16 @@ class Standing(StrEnum):
     """Where a participant of the round was at its end, as the coordinator saw it."""
 
     HERE = "here"
-    BROKE = "broke"  # its connection broke, and it is not back
+    BROKE = "broke"  # its connection broke
     SILENT = "silent"  # nothing was heard of it, over a connection that did not break
-    STALLED = "stalled"  # it lives, and its trainer was given up
-    BACK = "back"  # it was gone, and a new life of it is here
+    AWAY = "away"  # it could not be heard at the round's end, and is heard again
+    STALLED = "stalled"  # it lived, and its trainer was given up
     LEFT = "left"  # it said good-bye
     DIFFERED = "differed"  # its state was not the run's
     PUT_OUT = "put out"  # for what it did (`conduct`)
 
 
-GONE = (Standing.BROKE, Standing.SILENT, Standing.BACK)
+GONE = (Standing.BROKE, Standing.SILENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class MemberSeen:
 
     name: str
     standing: Standing = Standing.HERE
+    life: int = 1  # of the node, in the round
+    back: bool = False  # it was gone, and is here again in another life
     reached: float | None = None  # after the round began: it had its inner steps
     contributed: float | None = None  # after the round closed: it had handed over
     sealed: float | None = None  # after the reduce was planned: its last chunk
@@ -44,7 +46,7 @@ class MemberSeen:
     pace: float = 0.0  # inner steps a second; 0: not known
     usual: float = 0.0  # the same, in the rounds before
     still: float = 0.0  # at the round's end, since its heartbeats last told of progress
-    rests: bool = False  # no round waits for its steps
+    rests: bool = False  # no round waits for its steps, or it has no trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,17 @@ class Observations:
     usual: dict[str, float] = field(default_factory=dict)  # the same, in the rounds before; empty: not known
     predicted: float = 0.0  # seconds of the reduce, by its plan; 0: not known
     attempts: int = 1
+    story: str = ""  # why the latest attempt that failed did
     members: dict[NodeId, MemberSeen] = field(default_factory=dict)  # that took part, those that went too
     broken: tuple[tuple[NodeId, NodeId], ...] = ()  # who said that it could not reach whom
-    forged: tuple[tuple[NodeId, NodeId], ...] = ()  # who said that whose sealed bytes were other than the ledger's
+    # who said that whose sealed bytes were other than the ledger's
+    forged: tuple[tuple[NodeId, NodeId], ...] = ()
+    late: frozenset[NodeId] = frozenset()  # who did not finish an attempt in its time
     differed: frozenset[NodeId] = frozenset()  # whose state after the round was not the run's
+    # members whose state changed in memory by itself, as they told at once: so many chunks
+    changed: dict[NodeId, int] = field(default_factory=dict)
     restarts: int = 0  # of the coordinator, in the round
     stalled: float = 0.0  # seconds in which the coordinator's own disk took no writes
-    void: bool = False  # the round's state was lost with all who held it
-    asked: int = 0  # members that were asked for an account
     accounts: dict[NodeId, Account] = field(default_factory=dict)
 
     @property

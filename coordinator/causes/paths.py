@@ -18,7 +18,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.incidents import IncidentKind
 from atoll.coordinator.causes.account import LinkAccount
 from atoll.coordinator.causes.explanation import Confidence, Explanation, Kind, Weight
-from atoll.coordinator.causes.observations import GONE, Observations
+from atoll.coordinator.causes.observations import GONE, Observations, Standing
 
 Path = tuple[NodeId, NodeId]  # from, to
 
@@ -30,6 +30,28 @@ SLOW_RATE = 0.5  # times the usual rate: a path that carries less is slow
 SLOW_AMONG_OTHERS = 0.25  # times the others' rate, where a path's usual one is not known
 MIN_SLOW_SECONDS = 0.4  # that a path took longer than it would have: less is its ordinary unrest
 COMMON_SHARE = 0.6  # of a node's paths that must be alike for its own link to be to blame
+
+
+def by_exchange(seen: Observations) -> Iterator[Explanation]:
+    """For whom the others waited in the exchange, where no path says more: who did not finish in time, or sealed
+    its chunks last, or had all last."""
+    there = {n: m for n, m in seen.members.items() if m.standing is Standing.HERE}
+    if late := seen.late & there.keys() if 2 * len(seen.late) < len(seen.members) else ():
+        for node in late:
+            sentence = f"{seen.name(node)} did not do its part of the exchange in time, and nothing says why"
+            yield Explanation(Kind.UNKNOWN, node, sentence, Weight.SLOWNESS, seen.exchange_excess, Confidence.SEEN)
+        return
+    for moment, what in (("sealed", "the chunks of "), ("complete", "")):
+        at = {n: s for n, m in there.items() if (s := getattr(m, moment)) is not None}
+        if len(at) < 2:
+            continue
+        last = max(at, key=lambda n: at[n])
+        longer = min(at[last] - median(s for n, s in at.items() if n != last), seen.exchange_excess)
+        if longer >= MIN_SLOW_SECONDS:
+            whom = f"{what}{seen.name(last)}"
+            sentence = f"the exchange waited {longer:.1f} s for {whom}, and nothing says why"
+            yield Explanation(Kind.UNKNOWN, last, sentence, Weight.SLOWNESS, longer, Confidence.SEEN)
+            return
 
 
 def by_paths(seen: Observations) -> Iterator[Explanation]:
@@ -112,10 +134,12 @@ def _broken(seen: Observations) -> Iterator[Explanation]:
             peer=peer or "",
         )
     for culprit, peer, of in _ends(seen, vague):
-        other = seen.name(peer) if peer is not None else seen.names({n for path in of for n in path} - {culprit})
-        sentence = f"{seen.name(culprit)} and {other} cannot reach each other"
+        name, others = seen.name(culprit), seen.names({n for path in of for n in path} - {culprit})
+        sentence = f"{name} and {others} cannot reach each other" if peer else f"{name} can reach none of {others}"
+        told = any(seen.account(a).link(b) for pair in of for a, b in (pair, pair[::-1]))
         yield Explanation(
-            *(Kind.PARTITION, culprit, sentence, Weight.BREAK, seen.exchange_excess, Confidence.AGREED),
+            *(Kind.PARTITION, culprit, sentence, Weight.BREAK, seen.exchange_excess),
+            Confidence.AGREED if told else Confidence.TOLD,
             peer=peer or "",
         )
 

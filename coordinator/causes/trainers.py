@@ -12,11 +12,12 @@ from atoll.comm.ids import NodeId
 from atoll.comm.incidents import IncidentKind
 from atoll.comm.pause_reasons import PauseReason, words_of
 from atoll.coordinator.causes.account import Account, Incident
-from atoll.coordinator.causes.explanation import DATA_STORE, Confidence, Explanation, Kind, Weight
+from atoll.coordinator.causes.explanation import COORDINATOR, DATA_STORE, Confidence, Explanation, Kind, Weight
 from atoll.coordinator.causes.observations import GONE, MemberSeen, Observations, Standing, lateness
 
 MIN_LATE_SECONDS = 0.4  # for which a round waited for a member: less is its ordinary unrest
 MIN_LATE_SHARE = 0.1  # the same, of what a round usually takes
+MIN_AWAY_SECONDS = 1.5  # for which a member missed the coordinator: it lived meanwhile
 HUNG_SECONDS, HUNG_STEPS = 3.0, 8.0  # without a step after which a trainer hangs: so many, or such times of a step
 SLOW_PACE = 0.8  # times the usual pace: a member that is slower than that is slow
 SLOW_AMONG_OTHERS = 0.7  # times the others' pace, where nobody's usual one is known
@@ -31,10 +32,12 @@ def by_members(seen: Observations) -> Iterator[Explanation]:
     for node, member in seen.members.items():
         seconds = late.get(node, 0.0)
         missing = not member.counted and not member.rests
-        if member.standing in GONE and (seen.restarts == 0 or member.standing is not Standing.BACK):
+        if seen.restarts and (member.back or member.standing is Standing.AWAY):
+            continue  # everybody was away then
+        if member.standing in GONE:
             found.append(_gone(seen, node, member, max(seconds, seen.excess)))
         elif seconds >= least or missing or member.standing is not Standing.HERE:
-            found.append(_late(seen, node, member, max(seconds, least * missing)))
+            found.append(_late(seen, node, member, seconds))
         elif (memory := seen.account(node).had(IncidentKind.OUT_OF_MEMORY)) is not None:
             found.append(_died(seen, node, memory, seconds))  # and it was in time all the same
     if len(starving := _starving(seen)) > 1 and 2 * len(starving) > len(seen.members):
@@ -52,15 +55,19 @@ def _starving(seen: Observations) -> dict[NodeId, float]:
 
 
 def _gone(seen: Observations, node: NodeId, member: MemberSeen, seconds: float) -> Explanation:
-    how = {
-        Standing.BROKE: "its connection broke and it is not back",
-        Standing.SILENT: "nothing is heard of it any more: it, its machine or its network is gone",
-        Standing.BACK: "it ended, and is back in another life",
-    }[member.standing]
-    lost = [x for x, y in seen.broken if y == node]
+    name, away = member.name, seen.account(node).away
+    if member.back and away >= MIN_AWAY_SECONDS:
+        sentence = f"{name} and the coordinator could not reach each other for {away:.1f} s; it lived, and is back"
+        return Explanation(
+            Kind.PARTITION, node, sentence, Weight.BREAK, seconds, Confidence.AGREED, peer=COORDINATOR
+        )
+    silent = "nothing is heard of it any more: it, its machine or its network is gone"
+    how = "its connection broke" if member.standing is Standing.BROKE else silent
+    sentence = f"{name} died: {how}" + (", and it is back in another life" if member.back else "")
+    lost = {x for x, y in seen.broken if y == node}
+    facts = (("lost by", seen.names(lost)),) if lost else ()
     known = Confidence.AGREED if lost else Confidence.SEEN
-    facts = (("lost by", seen.names(set(lost))),) if lost else ()
-    return Explanation(Kind.DEAD, node, f"{member.name} died: {how}", Weight.BREAK, seconds, known, facts=facts)
+    return Explanation(Kind.DEAD, node, sentence, Weight.BREAK, seconds, known, facts=facts)
 
 
 def _late(seen: Observations, node: NodeId, member: MemberSeen, seconds: float) -> Explanation:
@@ -74,6 +81,10 @@ def _late(seen: Observations, node: NodeId, member: MemberSeen, seconds: float) 
             return _plain(Kind.PUT_OUT, node, f"{name} was put out for what it did", seconds, Confidence.SEEN)
     if (died := account.had(IncidentKind.OUT_OF_MEMORY, IncidentKind.TRAINER_DIED)) is not None:
         return _died(seen, node, died, seconds)
+    if member.standing is Standing.AWAY:
+        sentence = f"{name} and the coordinator could not reach each other for a while"
+        known = Confidence.AGREED if account.away else Confidence.SEEN
+        return Explanation(Kind.PARTITION, node, sentence, Weight.SLOWNESS, seconds, known, peer=COORDINATOR)
     if (pause := account.had(IncidentKind.PAUSED)) is not None and account.paused > seconds / 2:
         return _paused(node, name, account, pause, seconds)
     still = max(account.still, 0.0 if told else member.still)
@@ -152,8 +163,11 @@ def _slow(
         return Explanation(
             Kind.SLOW_COMPUTE, node, sentence, Weight.SLOWNESS, seconds, Confidence.SEEN, facts=facts
         )
-    sentence = f"the round waited {seconds:.1f} s for {member.name}, and nothing says why"
-    return Explanation(Kind.UNKNOWN, node, sentence, Weight.SLOWNESS, 0.0, Confidence.SEEN)
+    if seconds > MIN_LATE_SECONDS:
+        sentence = f"the round waited {seconds:.1f} s for {member.name}, and nothing says why"
+    else:
+        sentence = f"the round went on without {member.name}, and nothing says why"
+    return Explanation(Kind.UNKNOWN, node, sentence, Weight.SLOWNESS, seconds, Confidence.SEEN)
 
 
 def _store(seen: Observations, starving: dict[NodeId, float]) -> Explanation:

@@ -19,10 +19,10 @@ from atoll.coordinator.causes.explanation import (
 )
 from atoll.coordinator.causes.machines import by_clocks, by_coordinator, by_disks, by_states
 from atoll.coordinator.causes.observations import Observations
-from atoll.coordinator.causes.paths import by_paths
+from atoll.coordinator.causes.paths import by_exchange, by_paths
 from atoll.coordinator.causes.trainers import by_members
 
-RULES = (by_coordinator, by_states, by_members, by_paths, by_disks, by_clocks)
+RULES = (by_coordinator, by_states, by_members, by_paths, by_exchange, by_disks, by_clocks)
 ALL_SLOWER = 0.85  # times the usual pace: members that are all slower than that
 
 
@@ -36,6 +36,15 @@ def verdict(seen: Observations) -> Verdict | None:
     return verdict_of(known, seen.excess, names) if known else None
 
 
+def of_void(names: str, differed: bool) -> Verdict:
+    """The verdict on a round that is void: its state was lost with `names`, who held it, or they `differed`."""
+    if differed:
+        sentence = f"{names} came to different states from the same bytes, and nobody can tell which is right"
+        return Verdict(Kind.DIVERGED_STATE, "", "", "", "", sentence, Confidence.SEEN)
+    sentence = f"its state was lost with all who held it: {names} went before their disks had it"
+    return Verdict(Kind.DEAD, "", "", "", "", sentence, Confidence.SEEN)
+
+
 def _unknown(seen: Observations, found: list[Explanation]) -> Explanation:
     """What can be said where no rule says more: that all were slow, for whom the round waited, or in what
     phase."""
@@ -46,6 +55,9 @@ def _unknown(seen: Observations, found: list[Explanation]) -> Explanation:
         return Explanation(Kind.SLOW_COMPUTE, "", sentence, Weight.SLOWNESS, seen.excess, Confidence.SEEN)
     if found:
         return found[0]
+    if seen.attempts > 1:
+        sentence = f"its reduce took {seen.attempts} attempts; {seen.story or 'nothing says why'}"
+        return Explanation(Kind.UNKNOWN, "", sentence, Weight.BREAK, seen.excess, Confidence.SEEN)
     phase = max(seen.seconds, key=lambda p: seen.seconds[p] - seen.usual.get(p, 0.0))
     sentence = f"nothing that was gathered says why; most of the time went into its phase {phase}"
     return Explanation(Kind.UNKNOWN, "", sentence, Weight.SLOWNESS, seen.excess, Confidence.GUESSED)

@@ -25,6 +25,7 @@ from atoll.comm.codecs.zstd import pack as zstd_pack
 from atoll.comm.codecs.zstd import unpack as zstd_unpack
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.ids import NodeId
+from atoll.coordinator.causes.explanation import Verdict
 from atoll.coordinator.history.columns import Number, pack, unpack
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, TrainerFigures
 
@@ -72,6 +73,7 @@ class _Scalars(msgspec.Struct, array_like=True):
     committed_at: float
     config_digest: bytes
     decisions: tuple[Decision, ...]
+    verdict: Verdict | None = None  # a record of before there were any ends before it
 
 
 class _Floats(msgspec.Struct, array_like=True):

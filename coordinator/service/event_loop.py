@@ -38,6 +38,7 @@ from atoll.coordinator.state_machine.events import (
     Note,
     Pardoned,
     Publish,
+    WritesResumed,
 )
 from atoll.coordinator.state_machine.state import State
 
@@ -201,10 +202,12 @@ class EventLoop:
     async def _durably(self, write: Callable[[], None]) -> None:
         """Do `write` in a thread; while the disk is full, again and again. Raises `CoordinatorStopping`, and what
         else the journal says."""
+        failing_since: float | None = None
         while True:
             try:
                 await asyncio.to_thread(write)
             except JournalFull as error:
+                failing_since = self.clock() if failing_since is None else failing_since
                 await self._set_trouble(str(error))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_INTERVAL):
@@ -212,6 +215,8 @@ class EventLoop:
                 if self._stop.is_set():
                     raise CoordinatorStopping from None
             else:
+                if failing_since is not None:
+                    self.post(WritesResumed(self.clock() - failing_since))
                 return await self._set_trouble("")
 
     async def _set_trouble(self, trouble: str) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from atoll.comm.bitmap import places
 from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, PublicKey, Round, is_pin
+from atoll.comm.incidents import kind_of
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.pause_reasons import words_of
 from atoll.comm.peer_names import is_peer_host, peer_of_host
@@ -20,6 +21,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.join_proof import is_proven
 from atoll.comm.receipts import MAX_FINDING_BYTES
 from atoll.comm.signatures import is_public_key
+from atoll.coordinator.causes.account import Account, Incident, LinkAccount
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 
@@ -38,6 +40,10 @@ MAX_MEMBER_BITMAP = 2048  # bytes
 MAX_CHUNK_BITMAP = 1 << 14  # bytes
 MAX_PLACES = 8 * MAX_MEMBER_BITMAP  # of a plan
 MAX_LIKENESSES = 16  # of one replay
+MAX_INCIDENTS, MAX_LINKS = 16, 16  # of one account of a round
+MAX_ACCOUNT_SECONDS = 1e6
+MAX_CLOCK_SECONDS = 1e10  # by which a clock may be off: one that begins in 1970
+MAX_INCIDENT_VALUE = 1e12
 MAX_PARAMETERS = 1 << 42
 MAX_FRAGMENTS = 4096
 MAX_SAMPLES = 1 << 53
@@ -126,7 +132,25 @@ class Report:
                 (_node(s.node_id), _rate("a seen rate", s.up), _rate("a seen rate", s.down))
                 for s in m.seen[:MAX_SEEN_RATES]
             ),
+            m.incidents,
         )
+
+    def round_account(self, m: pb.RoundAccount) -> ev.RoundAccounted:
+        """The event of a member's account of a round. Raises `ValueError` for a time, a rate or a node that cannot
+        be; what is too much is left out, and kinds of incidents that only a newer version knows."""
+        told = (_incident(i) for i in m.incidents[:MAX_INCIDENTS])
+        account = Account(
+            m.steps,
+            _seconds("computing", m.computing),
+            _seconds("data", m.data),
+            _seconds("still", m.still),
+            _seconds("paused", m.paused),
+            _seconds("away", m.away),
+            _within("clock", m.clock, -MAX_CLOCK_SECONDS, MAX_CLOCK_SECONDS),
+            tuple(incident for incident in told if incident is not None),
+            tuple(map(_link, m.links[:MAX_LINKS])),
+        )
+        return ev.RoundAccounted(self.node, self.life, self.fence.round, account)
 
     def loss_evaluated(self, m: pb.LossEvaluated) -> ev.LossEvaluated:
         return ev.LossEvaluated(self.node, self.life, m.round, _loss(m.loss))
@@ -195,6 +219,8 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return report.audit_reported(request.audit_reported)
         case "replay_reported":
             return report.replay_reported(request.replay_reported)
+        case "round_account":
+            return report.round_account(request.round_account)
         case "leave":
             return report.leave(request.leave)
         case None:
@@ -326,6 +352,26 @@ def _dots(sent: pb.Seal) -> bytes:
 
 def _likeness(sent: pb.Likeness) -> ev.Likeness:
     return ev.Likeness(_within("cosine", sent.cosine, -1, 1), _within("ratio", sent.ratio, 0, MAX_NORM))
+
+
+def _incident(sent: pb.Incident) -> Incident | None:
+    value = _within("an incident's value", sent.value, -MAX_INCIDENT_VALUE, MAX_INCIDENT_VALUE)
+    kind, peer = kind_of(sent.kind), _node(sent.node_id) if sent.node_id else None
+    return None if kind is None else Incident(kind, _seconds("an incident's age", sent.age), peer, value)
+
+
+def _link(sent: pb.LinkAccount) -> LinkAccount:
+    seconds = (_seconds(f"a link's {name}", getattr(sent, name)) for name in ("rtt", "queue", "mute", "deaf"))
+    segments = min(sent.segments, MAX_BYTES), min(sent.resent, MAX_BYTES)
+    sizes = min(sent.sent, MAX_BYTES), min(sent.received, MAX_BYTES)
+    rate = _rate("a link's usual rate", sent.usual)
+    return LinkAccount(
+        _node(sent.node_id), *sizes, _seconds("a link's busy", sent.busy), rate, *segments, *seconds
+    )
+
+
+def _seconds(what: str, value: float) -> float:
+    return _within(what, value, 0, MAX_ACCOUNT_SECONDS)
 
 
 def _loss(value: float) -> float:

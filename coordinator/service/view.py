@@ -70,6 +70,7 @@ class NodeView(NamedTuple):
     replay_plan: bytes = b""  # a frame; empty: it is not needed
     penalty: str = ""
     credit: tuple[int, int] = (0, 0)  # tokens and rounds
+    account: int = 0  # the round of which it is asked for an account
 
 
 def common_view(
@@ -144,6 +145,8 @@ def affected_nodes(before: State, after: State) -> set[NodeId] | None:
         for old, new in ((b.audits, a.audits), (a.audits, b.audits)):
             for audit in (audit for c, audit in new.items() if old.get(c) is not audit):
                 nodes.update(audit.named, leaves_of(after, audit.inputs))
+    if after.inquiry is not before.inquiry:
+        nodes.update(n for asked in (after.inquiry, before.inquiry) if asked is not None for n in asked.asked)
     if (was_held := before.conduct.strikes) is not (held := after.conduct.strikes):
         changed = {who for who in was_held.keys() | held.keys() if was_held.get(who) is not held.get(who)}
         nodes.update(n for n in after.members.here if identity(after, n) in changed)
@@ -165,9 +168,10 @@ def common_parts(common: CommonView) -> tuple[object, ...]:
 
 
 def has_news(mine: NodeView, was: NodeView) -> bool:
-    """Whether a node whose latest view had `was` must be sent `mine`. That its report was taken it knows from the
-    report's answer."""
-    return mine != was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)
+    """Whether a node whose latest view had `was` must be sent `mine`. That its report was taken, or is of no more
+    use, it knows from the report's answer."""
+    known = was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)
+    return mine != (known if mine.account else known._replace(account=0))
 
 
 def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
@@ -212,7 +216,16 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         else b"",
         penalty=penalty(state, node),
         credit=_credit(state, node),
+        account=_asked_for(state, node),
     )
+
+
+def _asked_for(state: State, node: NodeId) -> int:
+    """The round of which the node is asked for an account, and has given none; 0: there is none."""
+    asked = state.inquiry
+    if asked is None or asked.closed or node not in asked.asked or node in asked.accounts:
+        return 0
+    return asked.seen.round
 
 
 def _credit(state: State, node: NodeId) -> tuple[int, int]:
@@ -266,6 +279,7 @@ def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionLis
         penalty=mine.penalty,
         credited_tokens=mine.credit[0],
         credited_rounds=mine.credit[1],
+        account=mine.account,
     )
     for node, address, pin, name in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin, name=name)

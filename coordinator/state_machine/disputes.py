@@ -38,7 +38,7 @@ def record_forgery(state: State, event: ChunkForged, out: list[Effect]) -> State
     sentence = f"chunk {event.chunk} as {state.name(event.peer)} gave it is not what the ledger says"
     out.append(Note(f"round {r.number}: {state.name(event.node)} says: {sentence}", event.node))
     plan = replace(r.plan, forged=r.plan.forged | {pair})
-    return with_round(state, replace(state.round, plan=plan, forgers=r.forgers | {event.peer}))
+    return with_round(state, replace(r, plan=plan, forgers=r.forgers | {event.peer}, spoiled=(*r.spoiled, pair)))
 
 
 def record_missing_chunks(state: State, event: ChunksMissing) -> State:

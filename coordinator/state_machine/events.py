@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from atoll.comm.evidence import Consequence, Evidence
 from atoll.comm.ids import NO_KEY, NO_PIN, NodeId, Pin, PublicKey
 from atoll.comm.plan import Fence
+from atoll.coordinator.causes.account import Account
+from atoll.coordinator.causes.explanation import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,17 @@ class ReduceComplete:
     proven: bool = False  # each chunk is the ledger's: its digests were told
     # of other members: bytes a second that came from each at best, and that each took
     seen: tuple[tuple[NodeId, float, float], ...] = ()
+    incidents: int = 0  # of the round, that the node tells: bits, as `atoll.comm.incidents.mask` has them
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAccounted:
+    """The node, which was asked, accounts for the round."""
+
+    node: NodeId
+    life: int
+    round: int
+    account: Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +351,13 @@ class Pardoned:
 
 
 @dataclass(frozen=True, slots=True)
+class WritesResumed:
+    """The journal takes writes again, after so many seconds in which it did not."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: grace windows and deadlines may have run out."""
 
@@ -361,6 +381,7 @@ Event = (
     | ChunksMissing
     | AuditReported
     | ReplayReported
+    | RoundAccounted
     | PeerUnreachable
     | Leaving
     | Suspected
@@ -370,6 +391,7 @@ Event = (
     | Resumed
     | Expired
     | Pardoned
+    | WritesResumed
     | Tick
 )
 
@@ -380,6 +402,9 @@ class Note:
 
     sentence: str
     node: NodeId | None = None
+    # Of a note on a slow or failed round; `record.verdict` is the same, once the record is complete.
+    round: int = 0
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +472,7 @@ class CommitRecord:
     committed_at: float = 0.0  # seconds since 1970
     names: dict[NodeId, str] = field(default_factory=dict)  # of members and contributors
     losses: dict[NodeId, float] = field(default_factory=dict)  # of each contributor, mean over its samples
+    verdict: Verdict | None = None  # who or what was to blame, where the round was slow or something failed
     # The service adds these when it keeps the record.
     config_digest: str = ""  # hex; of the run's config
     decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence

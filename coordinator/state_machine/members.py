@@ -76,6 +76,7 @@ class Member:
     state_round: int = -1  # the state it holds, -1: none
     state_digest: bytes = b""
     pace: float = 0.0  # inner steps a second in its last round; 0: not measured yet
+    usual_pace: float = 0.0  # the same, of the rounds before that, about
     fastest: float = 0.0  # the same, of the rounds that counted its work: the highest, less with each since
     counted_at: float = 0.0  # seconds; since when it may have taken the steps that no commit has yet
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
@@ -216,6 +217,7 @@ def join(
         seen_down=known.seen_down if known is not None else 0.0,
         step_before=known.step if known is not None else (0, 0),
         idle=known is not None and known.rests,
+        usual_pace=known.usual_pace if known is not None else 0.0,
         fastest=known.fastest if known is not None else 0.0,
         counted_at=known.counted_at if known is not None else now,
         inside=known.inside if known is not None else 0.0,

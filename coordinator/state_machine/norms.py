@@ -24,6 +24,7 @@ from math import fsum, sqrt
 from atoll.comm.bitmap import bit, places
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.chunk_owners import able_owners, reachable
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
@@ -210,7 +211,7 @@ def _without(state: State, place: Place, seen: float) -> State:
         ledger = replace(ledger, contributions=contributions | {node: longer})
         return with_round(state, replace(r, ledger=ledger))
     dropped = with_round(state, replace(r, ledger=ledger, withdrawn=r.withdrawn | {node}))
-    return drop_from_round(dropped, node)
+    return drop_from_round(dropped, node, Standing.PUT_OUT)
 
 
 def _with_place(ledger: Ledger, place: Place) -> Iterator[int]:

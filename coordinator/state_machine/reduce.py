@@ -12,8 +12,19 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
 from atoll.comm.rounding import rounded
+from atoll.coordinator.causes import slowness
+from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.placement.bandwidth_shares import blend
-from atoll.coordinator.state_machine import audit, broken_paths, conduct, credit, disputes, lateness, replay
+from atoll.coordinator.state_machine import (
+    audit,
+    broken_paths,
+    conduct,
+    credit,
+    disputes,
+    inquiry,
+    lateness,
+    replay,
+)
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
@@ -44,6 +55,7 @@ from atoll.coordinator.state_machine.state import (
     State,
     count,
     fail_attempt,
+    marked,
     order,
     remove,
     with_member,
@@ -163,6 +175,7 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
     ledger = book.seal(summed, event.node, since, event.seals, norms, required, event.dots)
     sealed_at = now if ledger.complete and not r.ledger.complete else r.sealed_at
     fresh = [c for c, _, _ in event.seals if c in ledger.sealed and c not in r.ledger.sealed]
+    r = marked(replace(r, ledger=ledger, sealed_at=sealed_at), event.node, sealed=now) if fresh else r
     return audit.draw(with_round(state, replace(r, ledger=ledger, sealed_at=sealed_at)), fresh, now)
 
 
@@ -177,7 +190,7 @@ def record_orphans(state: State, event: OrphansFound) -> State:
     return with_round(state, replace(state.round, plan=replace(r.plan, orphans=orphans)))
 
 
-def record_completion(state: State, event: ReduceComplete) -> State:
+def record_completion(state: State, event: ReduceComplete, now: float) -> State:
     """Enter that a member has every sealed chunk, and what its links carried."""
     r = state.round
     attempt, ledger = event.fence.attempt, r.ledger
@@ -201,7 +214,8 @@ def record_completion(state: State, event: ReduceComplete) -> State:
             rtts={n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here},
         )
         state = with_member(state, measured)
-    return with_round(state, replace(state.round, completions=r.completions | {event.node: event}))
+    r = replace(state.round, completions=r.completions | {event.node: event})
+    return with_round(state, marked(r, event.node, complete=now))
 
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
@@ -228,7 +242,8 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     if blamed is None or (peer not in r.ledger.contributions and blamed.role != REDUCER):
         return state  # the next attempt is on its way
     if not blamed.connected and blamed.suspect_at <= now:
-        return remove(state, peer, MemberState.EVICTED, f"its connections broke ({event.reason})", out)
+        reason = f"its connections broke ({event.reason})"
+        return remove(state, peer, MemberState.EVICTED, reason, out, Standing.BROKE)
     state = with_round(state, replace(state.round, lost=(*r.lost, pair)))
     why = f"{name} could not reach {other}"
     again = _worst(state, attempt_members(state, max(now, r.paused_until)))
@@ -287,7 +302,7 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
                 ledger = book.withdraw(ledger, node)
         ledger = book.flatten(ledger)
         return fail_attempt(
-            with_round(state, replace(state.round, ledger=ledger)),
+            with_round(state, replace(state.round, ledger=ledger, late=state.round.late.union(late))),
             f"{state.names(late)} did not finish in time",
             now,
         )
@@ -364,10 +379,10 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         names={n: state.name(n) for n in sorted({*r.participants, *weights}, key=order)},
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
     )
-    past = remember(state)
+    past, pace = remember(state), slowness.RoundPace(**record.seconds)
     return replace(
         state,
-        members=members,
+        members=inquiry.with_usual_paces(members, r),
         last_counted=state.last_counted | _last_counted(state, record),
         earlier=state.earlier | _earlier(state, parts),
         committed=r.number,
@@ -380,6 +395,8 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         credit=_credit(state, record, past),
         leases=data.consume_each(state.leases, used),
         pending=record,
+        paces=slowness.remember(state.paces, pace),
+        inquiry=inquiry.begin(state, record, pace, now),
         round=RoundState(
             number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.closed_at
         ),

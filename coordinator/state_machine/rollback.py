@@ -33,6 +33,7 @@ all died between its commit and the end of its write to any disk.
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.causes.verdict import of_void
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
@@ -152,6 +153,7 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
         makers=frozenset(),
         tokens=past.tokens,
         pending=None,
+        inquiry=None,
         credit=take_back(state.credit, j),
         past=tuple(p for p in state.past if p.round < j or p is past),
         lost_state=None,
@@ -234,6 +236,7 @@ def _record(state: State, past: CommittedState, number: int, reason: str, now: f
         state_digest=past.digest.hex(),
         void=True,
         committed_at=now,
+        verdict=of_void(state.names(sorted(state.makers, key=order)) or "nobody", state.tied),
     )
 
 

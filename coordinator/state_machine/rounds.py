@@ -27,6 +27,7 @@ from atoll.coordinator.state_machine.state import (
     RoundState,
     State,
     count,
+    marked,
     order,
     remove,
     start_over,
@@ -174,7 +175,7 @@ def record_steps(state: State, node: NodeId, round_: int, now: float) -> State:
     if r.phase is not Phase.INNER or round_ != r.number or node not in r.participants or node in r.reached:
         return state
     state = _paced(replace(state, members=who.enter_step(state.members, node)), node, state.steps, now)
-    return with_round(state, replace(state.round, reached=r.reached | {node}))
+    return with_round(state, marked(replace(state.round, reached=r.reached | {node}), node, reached=now))
 
 
 def record_contribution(state: State, event: ContributionReady, now: float, out: list[Effect]) -> State:
@@ -200,9 +201,8 @@ def record_contribution(state: State, event: ContributionReady, now: float, out:
     answers = r.answers if r.closed_at is None else (*r.answers, now - r.asked_at)
     full = work.steps >= state.steps or work.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached
-    return with_round(
-        state, replace(state.round, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
-    )
+    r = replace(state.round, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
+    return with_round(state, marked(r, node, contributed=now, **({"reached": now} if full else {})))
 
 
 def _paced(state: State, node: NodeId, steps: int, now: float) -> State:

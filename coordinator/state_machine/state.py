@@ -14,6 +14,10 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
+from atoll.coordinator.causes.account import Account
+from atoll.coordinator.causes.explanation import Verdict
+from atoll.coordinator.causes.observations import Observations, Standing
+from atoll.coordinator.causes.slowness import RoundPace
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.credit import CreditBook
@@ -87,6 +91,29 @@ class Grace:
 
 
 @dataclass(frozen=True, slots=True)
+class Moments:
+    """When a participant did what the round waits for, in seconds; 0: not yet."""
+
+    reached: float = 0.0  # it had its inner steps
+    contributed: float = 0.0
+    sealed: float = 0.0  # its latest chunk
+    complete: float = 0.0  # it had all
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """The inquiry into a committed round that was slow, or in which something failed; `inquiry` alone changes
+    it."""
+
+    seen: Observations  # without what is told by accounts
+    asked: frozenset[NodeId] = frozenset()  # for an account
+    accounts: dict[NodeId, Account] = field(default_factory=dict)
+    until: float = 0.0  # seconds; nobody is waited for longer
+    closed: bool = False  # nobody is waited for any more
+    named: Verdict | None = None  # what was noted
+
+
+@dataclass(frozen=True, slots=True)
 class RoundState:
     """The round under way: who takes part, what they told, and the reduce."""
 
@@ -125,6 +152,15 @@ class RoundState:
     distrusted: frozenset[NodeId] = frozenset()  # who is to own nothing in this round, though nothing is proven
     levels: int = 1  # of its first attempt
     predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
+    # For who asks later why it took so long; nothing else follows from these.
+    moments: dict[NodeId, Moments] = field(default_factory=dict)
+    gone: dict[NodeId, Standing] = field(default_factory=dict)  # participants that went
+    changed: dict[NodeId, int] = field(default_factory=dict)  # whose state changed in memory: so many chunks
+    # who told that who gave other bytes than the ledger's, in whichever attempt
+    spoiled: tuple[Pair, ...] = ()
+    late: frozenset[NodeId] = frozenset()  # who did not finish an attempt in its time
+    restarts: int = 0  # of the coordinator
+    stalled: float = 0.0  # seconds in which the journal took no writes
     # measures the validation loss of the state this round starts from; None: it is measured, or nobody can
     evaluator: NodeId | None = None
 
@@ -260,6 +296,8 @@ class State:
     replays: ReplayBook = ReplayBook()
     expulsions: int = 0  # members that were put out for what they did: each has the run's key changed
     credit: CreditBook = CreditBook()  # of `tokens`, all that were committed since the run keeps accounts
+    paces: tuple[RoundPace, ...] = ()  # of the rounds before, by which the next are judged
+    inquiry: Inquiry | None = None  # into the round of `pending`
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
@@ -399,8 +437,17 @@ def fail_attempt(state: State, why: str, now: float) -> State:
     )
 
 
-def drop_from_round(state: State, node: NodeId) -> State:
-    """Neither its contribution nor its vote counts in this round any more. It keeps its lease."""
+def marked(r: RoundState, node: NodeId, **now: float) -> RoundState:
+    """The round with the moment at which a participant did something entered; the first such moment counts, but
+    for `sealed`."""
+    known = r.moments.get(node, Moments())
+    new = {what: at for what, at in now.items() if what == "sealed" or not getattr(known, what)}
+    return replace(r, moments=r.moments | {node: replace(known, **new)}) if new else r
+
+
+def drop_from_round(state: State, node: NodeId, standing: Standing) -> State:
+    """Neither its contribution nor its vote counts in this round any more. It keeps its lease. `standing`: how it
+    went, for who asks later."""
     r = state.round
     return with_round(
         state,
@@ -413,14 +460,27 @@ def drop_from_round(state: State, node: NodeId) -> State:
             wrong=r.wrong - {node},
             ledger=withdraw(r.ledger, node),
             evaluator=None if r.evaluator == node else r.evaluator,
+            gone=r.gone | {node: standing} if _takes_part(r, node) else r.gone,
         ),
     )
 
 
-def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[Effect]) -> State:
-    """The member is out. What it trained on is free again when it left for good; else it may come back with it."""
+def _takes_part(r: RoundState, node: NodeId) -> bool:
+    return node in r.participants or any(e.node == node and not e.gone for e in r.ledger.entries)
+
+
+def remove(
+    state: State,
+    node: NodeId,
+    how: MemberState,
+    reason: str,
+    out: list[Effect],
+    standing: Standing = Standing.PUT_OUT,
+) -> State:
+    """The member is out. What it trained on is free again when it left for good; else it may come back with it.
+    `standing`: how it went, for who asks later why the round was slow."""
     out.append(Note(f"{state.name(node)} {how}: {reason}", node))
-    state = drop_from_round(replace(state, members=who.remove(state.members, node, how, reason)), node)
+    state = drop_from_round(replace(state, members=who.remove(state.members, node, how, reason)), node, standing)
     if how is MemberState.LEFT:
         state = replace(state, leases=data.release(_used(state, node), node))
     forgotten = _forgettable(state)

@@ -10,7 +10,8 @@ from itertools import islice
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.rounding import rounded
-from atoll.coordinator.state_machine import beginning, rollback
+from atoll.coordinator.causes.observations import Standing
+from atoll.coordinator.state_machine import beginning, inquiry, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired
@@ -65,7 +66,9 @@ def note_repair(state: State, event: StateRepaired, out: list[Effect]) -> State:
         how = "mended from its disk" if event.whole else "its disk could not mend all of it"
         story = f"{count(event.chunks, 'chunk')} of its state of round {event.round} changed in memory: {how}"
     out.append(Note(f"{state.name(event.node)}: {story}", event.node))
-    return state
+    if event.disk:
+        return state
+    return with_round(state, replace(state.round, changed=state.round.changed | {event.node: event.chunks}))
 
 
 def record_loss(state: State, node: NodeId, round_: int, loss: float) -> State:
@@ -88,6 +91,7 @@ def settled_alike(a: State, b: State, one: bool = False) -> bool:
         and (a.committed, a.digest, a.round.evaluator) == (b.committed, b.digest, b.round.evaluator)
         and (a.round.phase is Phase.FINISHED) == (b.round.phase is Phase.FINISHED)
         and a.pending == b.pending
+        and inquiry.is_open(a) == inquiry.is_open(b)
     )
 
 
@@ -109,11 +113,12 @@ def settle_digests(state: State, out: list[Effect]) -> State:
             digests = pending.digests | {n: d.hex() for n, d in told.items()}
             equal = len(set(digests.values())) == 1
             record = replace(pending, state_digest=state.digest.hex(), digests=digests, digests_equal=equal)
-            state = replace(state, pending=record)
+            state = inquiry.with_digests(replace(state, pending=record))
     holders = [m for m in here.values() if m.state_round == state.committed]
     for member in holders:
         state = _hold_against(state, member, out)
-    if len(told) == len(voters) and state.round.evaluator is None and state.round.phase is not Phase.FINISHED:
+    complete = len(told) == len(voters) and state.round.evaluator is None and not inquiry.is_open(state)
+    if complete and state.round.phase is not Phase.FINISHED:
         return publish(state, out)
     return state
 
@@ -136,7 +141,7 @@ def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
         digest = member.state_digest.hex()
         equal = all(pending.digests_equal and digest == first for first in islice(pending.digests.values(), 1))
         record = replace(pending, digests=pending.digests | {node: digest}, digests_equal=equal)
-        state = replace(state, pending=record)
+        state = inquiry.with_digests(replace(state, pending=record))
     return _hold_against(state, member, out)
 
 
@@ -173,7 +178,7 @@ def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:
     differs = f"its state of round {state.committed} differs from the run's"
     member = state.members.here[node]
     if member.state is not MemberState.RECOVERING:
-        return remove(state, node, MemberState.EVICTED, differs, out)
+        return remove(state, node, MemberState.EVICTED, differs, out, Standing.DIFFERED)
     reason = f"fetches the state of round {state.committed} again: its own differs from the run's"
     out.append(Note(f"{state.name(node)} {reason}", node))
     return with_member(state, replace(member, reason=reason, state_round=-1))
@@ -205,7 +210,8 @@ def publish(state: State, out: list[Effect]) -> State:
             digests={n: d.hex() for n, d in told.items()},
             digests_equal=len(set(told.values())) == 1 if told else None,
         )
-    out.append(Publish(record))
+    state, verdict = inquiry.end(state, out)
+    out.append(Publish(replace(record, verdict=verdict)))
     return with_round(replace(state, pending=None), replace(state.round, evaluator=None))
 
 
@@ -217,6 +223,8 @@ def publish_last(state: State, now: float, out: list[Effect]) -> State:
         return state
     if now - state.round.started_at > state.config.members.stall:
         return publish(state, out)
+    if inquiry.is_open(state):
+        return state
     if not state.holders:
         return state if state.members.here else publish(state, out)
     here = state.members.here

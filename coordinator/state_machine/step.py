@@ -21,12 +21,14 @@ from typing import assert_never
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import (
     audit,
     beginning,
     conduct,
     credit,
     disputes,
+    inquiry,
     reduce,
     replay,
     rollback,
@@ -59,6 +61,7 @@ from atoll.coordinator.state_machine.events import (
     ReduceComplete,
     ReplayReported,
     Resumed,
+    RoundAccounted,
     Started,
     StateRepaired,
     StateReported,
@@ -67,6 +70,7 @@ from atoll.coordinator.state_machine.events import (
     Suspected,
     SuspicionCleared,
     Tick,
+    WritesResumed,
 )
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
@@ -146,7 +150,7 @@ def _waits_for(state: State) -> tuple[object, ...]:
 
 def _late(state: State, event: Event) -> bool:
     """It speaks of a node that is gone, or of an earlier life of it; or of a model that it cannot have."""
-    if isinstance(event, Started | Tick | Pardoned):
+    if isinstance(event, Started | Tick | Pardoned | WritesResumed):
         return False
     member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
@@ -186,7 +190,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case OrphansFound():
             return reduce.record_orphans(state, event)
         case ReduceComplete():
-            return reduce.record_completion(state, event)
+            return reduce.record_completion(state, event, now)
         case ChunkForged():
             return disputes.record_forgery(state, event, out)
         case ChunksMissing():
@@ -197,10 +201,12 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return audit.record(state, event, now, out)
         case ReplayReported():
             return replay.record(state, event, out)
+        case RoundAccounted():
+            return inquiry.record(state, event)
         case PeerUnreachable():
             return reduce.record_unreachable_peer(state, event, now, out)
         case Leaving(node, _, reason):
-            return remove(state, node, MemberState.LEFT, reason or "it said good-bye", out)
+            return remove(state, node, MemberState.LEFT, reason or "it said good-bye", out, Standing.LEFT)
         case Suspected(node, _, reason):
             out.append(Note(f"{state.name(node)} is suspected: {reason}", node))
             return replace(state, members=who.suspect(state.members, node, reason))
@@ -217,9 +223,12 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case Expired(node, _, reason, stalled):
             if stalled and node in state.round.participants:  # it is idle in its next life, until it steps
                 state = replace(state, members=who.set_idle(state.members, [node]))
-            return remove(state, node, MemberState.EVICTED, reason, out)
+            lost = Standing.SILENT if state.members.here[node].connected else Standing.BROKE
+            return remove(state, node, MemberState.EVICTED, reason, out, Standing.STALLED if stalled else lost)
         case Pardoned(node, reason):
             return conduct.pardon(state, node, reason, out)
+        case WritesResumed(seconds):
+            return with_round(state, replace(state.round, stalled=state.round.stalled + seconds))
         case Tick() | Heartbeat():
             return state
         case _:
@@ -233,7 +242,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
     )  # only this member may have changed since `settled`
     while True:
         chosen = beginning.ask_makers(rollback.go_on_without(state, now, out), now, out)
-        chosen = replay.advance(chosen, now, out)
+        chosen = inquiry.advance(replay.advance(chosen, now, out), now, out)
         after = chosen
         if not state_sync.settled_alike(settled, chosen):
             if one is not None and state_sync.settled_alike(settled, chosen, one=True):
@@ -303,6 +312,7 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
             patient_until=now + who.RECONNECT_GRACE_SECONDS,
             asked_at=now,
             plan=None if plan is None else replace(plan, opened_at=now),
+            restarts=state.round.restarts + (incarnation > 1),
         ),
     )
 
@@ -312,7 +322,7 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
     again = node in state.members.here or node in state.members.departed
     out.append(Note(f"{event.name} {'is back' if again else 'joins'} as {node}", node))
     if node in state.members.here:  # before it was missed, but with nothing that the round could use
-        state = drop_from_round(state, node)
+        state = drop_from_round(state, node, Standing.BROKE)
     members = who.join(
         state.members,
         node,

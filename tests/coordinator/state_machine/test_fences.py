@@ -9,9 +9,11 @@ from scenario import Run, norms_of
 
 from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
 from atoll.comm.plan import Fence
+from atoll.coordinator.causes.account import Account
+from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.ledger import Seal
-from atoll.coordinator.state_machine.state import Audit, Replay, ReplayBook, State, with_member
+from atoll.coordinator.state_machine.state import Audit, Inquiry, Replay, ReplayBook, State, with_member
 from atoll.coordinator.state_machine.step import step
 
 A, B = NodeId("n1"), NodeId("n2")
@@ -32,6 +34,7 @@ REPORTS: dict[str, Report] = {
     "forgery": lambda f, life: ev.ChunkForged(A, life, B, f, 0),
     "missing": lambda f, life: ev.ChunksMissing(A, life, f, (0,)),
     "unreachable": lambda f, life: ev.PeerUnreachable(A, life, B, f, "reset"),
+    "account": lambda f, life: ev.RoundAccounted(A, life, f.round, Account(steps=3)),
     "leave": lambda f, life: ev.Leaving(A, life, "bye"),
 }
 BY_LIFE_ALONE = {"layout", "repair", "leave"}  # which say nothing of a round, or change nothing
@@ -46,6 +49,7 @@ BY_ROUND = {
     "forgery",
     "missing",
     "unreachable",
+    "account",
 }
 BY_ATTEMPT = {"orphans", "forgery", "missing", "unreachable"}
 
@@ -84,6 +88,9 @@ def where(name: str) -> tuple[State, Fence]:
         state = replace(state, replays=ReplayBook({A: task}))
     if name == "loss":
         state = replace(state, round=replace(state.round, evaluator=A))
+    if name == "account":
+        asked = Inquiry(Observations(fence.round, {}), frozenset({A, B}), until=NOW + 99)
+        state = replace(state, inquiry=asked)
     return state, fence
 
 
@@ -145,6 +152,7 @@ def test_every_report_is_here() -> None:
     """A new kind of report has its fence looked at, too."""
     by_clock = {ev.Started, ev.Joined, ev.Connected, ev.Disconnected, ev.Heartbeat, ev.Suspected}
     by_clock |= {ev.SuspicionCleared, ev.Stepped, ev.Paused, ev.Resumed, ev.Expired, ev.Pardoned, ev.Tick}
+    by_clock.add(ev.WritesResumed)
     _, fence = inner()
     assert {type(report(fence, 1)) for report in REPORTS.values()} == set(get_args(ev.Event)) - by_clock
     assert BY_LIFE_ALONE | BY_ROUND | {"state", "loss"} == REPORTS.keys()

@@ -7,6 +7,7 @@ import scenario
 
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence
+from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase, drop_from_round
 
@@ -219,4 +220,4 @@ def test_a_reducer_that_is_late_twice_is_not_dealt_more_whoever_else_was_late() 
 def test_a_new_life_is_not_asked_for_the_seals_of_the_one_before() -> None:
     run = reducing()
     disputed = replace(run.state, round=replace(run.state.round, wrong=frozenset({A, B})))
-    assert drop_from_round(disputed, A).round.wrong == {B}
+    assert drop_from_round(disputed, A, Standing.LEFT).round.wrong == {B}
