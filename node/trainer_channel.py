@@ -185,6 +185,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     """The trainer cannot work on this machine; restarting would not help."""
 
     sentence: str
+    out_of_memory: bool = False
 
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Hold | Stop

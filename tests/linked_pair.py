@@ -37,6 +37,7 @@ class Notes:
         self.arrivals: list[tuple[FrameKind, int, bytes]] = []
         self.rejoined: list[NodeId] = []
         self.sentences: list[str] = []
+        self.spoilers: list[NodeId] = []
         self.changed = asyncio.Event()
 
     async def buffer_for(self, node: NodeId, header: Header) -> U8 | None:
@@ -64,6 +65,9 @@ class Notes:
     def joined(self, node: NodeId) -> None:
         self.rejoined.append(node)
         self.changed.set()
+
+    def spoiled(self, node: NodeId, sentence: str) -> None:
+        self.spoilers.append(node)
 
     def lost(self, node: NodeId, sentence: str) -> None:
         self.sentences.append(sentence)

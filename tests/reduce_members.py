@@ -112,6 +112,7 @@ class Reports:
         self.blamed: list[tuple[NodeId, str]] = []
         self.root, self.proven = b"", False
         self.forgers: list[tuple[NodeId, int]] = []
+        self.spoilers: list[NodeId] = []
         self.lacks: tuple[int, ...] = ()
         self.changed = asyncio.Event()
 
@@ -130,6 +131,9 @@ class Reports:
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
         self.blamed.append((node, sentence))
         self.changed.set()
+
+    def spoiled(self, plan: Plan, node: NodeId, sentence: str) -> None:
+        self.spoilers.append(node)
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
         self.root, self.proven = root, proven

@@ -40,6 +40,10 @@ class ReduceListener(Protocol):
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
         """Report that `node` cannot be reached, or does not do its part; `sentence` says how."""
 
+    def spoiled(self, plan: Plan, node: NodeId, sentence: str) -> None:
+        """Tell that something came from `node` that is not what it can have sent; nothing follows from that
+        here."""
+
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
         """Report that this member has every sealed chunk. `root`: over their digests; `proven`: these are the
         ledger's."""

@@ -316,6 +316,10 @@ class Reduction:
         self._do([control_frames.ask_state(node)])
         self._requests.ask_again(node)
 
+    def spoiled(self, node: NodeId, sentence: str) -> None:
+        """Tell that what came from `node` is not what it can have sent."""
+        self._listener.spoiled(self.plan, node, sentence)
+
     def lost(self, node: NodeId, sentence: str) -> None:
         """Report that `node` cannot be reached, or does not do its part, unless that was reported just now."""
         now = asyncio.get_running_loop().time()
@@ -363,7 +367,8 @@ class Reduction:
             if kind is FrameKind.SEALED:
                 self._payloads.sealing.check(whole, self._chunks.size(c))
         except Malformed as error:
-            self.lost(node, sentence := f"chunk {c} as it sent it was refused: {error}")
+            self.spoiled(node, sentence := f"chunk {c} as it sent it was refused: {error}")
+            self.lost(node, sentence)
             raise LinkBroken(
                 sentence
             ) from None  # if it was right when it was sent, it comes again over another link
@@ -428,7 +433,9 @@ class Reduction:
                 self._executor.inbox.drop(c, refused.place)
                 self._do(again)
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
-                self.lost(merge.plan.members[refused.place].node, sentence)
+                sender = merge.plan.members[refused.place].node
+                self.spoiled(sender, sentence)
+                self.lost(sender, sentence)
             return
         payload, sum_ = found.payload, found.digest
         report = SealReport(c, order.since, sum_, order.inputs, found.norms, found.dots, found.reference)

@@ -1062,15 +1062,19 @@ class Leave(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    incidents: _builtins.int
+    """of the round: bits, as `ReduceComplete` has them"""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        incidents: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents", b"incidents", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1084,6 +1088,7 @@ class Ack(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """false: the session is no longer a member's; join again"""
     reason: _builtins.str
@@ -1091,6 +1096,8 @@ class Ack(_message.Message):
     """of the coordinator"""
     version: _builtins.int
     """of the node's latest view: one that has an older one should open its stream again"""
+    now: _builtins.float
+    """seconds since 1970 by the coordinator's clock, in answers to heartbeats; 0: not told"""
     def __init__(
         self,
         *,
@@ -1098,10 +1105,11 @@ class Ack(_message.Message):
         reason: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         version: _builtins.int = ...,
+        now: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "known", b"known", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "known", b"known", "now", b"now", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,6 +43,10 @@ class LinkReset(LinkBroken):
     """A connection that the other side, or something in between, broke off."""
 
 
+class LinkSpoiled(LinkBroken):
+    """A connection that carried what its other side cannot have sent."""
+
+
 class LinkClosed(LinkBroken):
     """A connection that the other side closed between two messages."""
 
@@ -105,6 +109,9 @@ class PathStats(NamedTuple):
     sent: int  # segments
     resent: int  # segments, of these
     burst: float  # bytes a second that it carried of late, while there was something to carry
+    heard: int = 0  # segments that came in
+    busy: float = 0.0  # seconds in which there was something to carry, and room for it on the other side
+    flying: bool = False  # bytes are on their way, or wait to be
 
 
 class Link:
@@ -382,7 +389,9 @@ class _Tls:
             except ssl.SSLZeroReturnError:
                 break
             except ssl.SSLError as error:
-                raise LinkBroken(f"the TLS session broke: {_said(error)}") from None
+                # An alert is what the other side says of the bytes that it got; anything else is what came here.
+                kind = LinkBroken if "ALERT" in (error.reason or "") else LinkSpoiled
+                raise kind(f"the TLS session broke: {_said(error)}") from None
         return filled
 
     async def _fill(self, timeout: float | None, enough: int) -> int:
@@ -413,10 +422,12 @@ def set_options(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_sacked (segments), tcpi_last_data_recv (ms), tcpi_rtt
-# (microseconds), tcpi_total_retrans, tcpi_bytes_acked, tcpi_bytes_received, tcpi_segs_out, tcpi_min_rtt
-# (microseconds), tcpi_delivery_rate
-_INFO = struct.Struct("16xI8xI20xI12xI28xI16xQQI8xI8xQ")
+# struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_unacked, tcpi_sacked (segments), tcpi_last_data_recv (ms),
+# tcpi_rtt (microseconds), tcpi_total_retrans, tcpi_bytes_acked, tcpi_bytes_received, tcpi_segs_out, tcpi_segs_in,
+# tcpi_notsent_bytes, tcpi_min_rtt (microseconds), tcpi_delivery_rate, tcpi_busy_time and tcpi_rwnd_limited
+# (microseconds)
+_INFO = struct.Struct("16xI4xII20xI12xI28xI16xQQIIII8xQQQ")
+_OLDEST_INFO = 168  # bytes: those before Linux 4.10 had no more
 
 
 def tcp_info(sock: socket.socket) -> PathStats | None:
@@ -427,11 +438,15 @@ def tcp_info(sock: socket.socket) -> PathStats | None:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:
         return None
-    if len(info) < _INFO.size:
+    if len(info) < _OLDEST_INFO:
         return None
-    mss, apart, quiet, smoothed, resent, acked, received, sent, smallest, rate = _INFO.unpack(info)
+    mss, unacked, apart, quiet, smoothed, resent, acked, received, *rest = _INFO.unpack(
+        info.ljust(_INFO.size, b"\0")
+    )
+    sent, heard, unsent, smallest, rate, busy, no_room = rest
     rtt, there = min(smoothed, smallest) / 1e6, acked + apart * mss
-    return PathStats(rtt, smoothed / 1e6, there, received, quiet / 1e3, sent, resent, float(rate))
+    known = rtt, smoothed / 1e6, there, received, quiet / 1e3, sent, resent, float(rate)
+    return PathStats(*known, heard, max(busy - no_room, 0) / 1e6, unacked + unsent > 0)
 
 
 def close_dialled(dialled: "asyncio.Future[Link]") -> None:

@@ -51,5 +51,8 @@ class FrameHandler(Protocol):
     def joined(self, node: NodeId) -> None:
         """Hear that a link to `node` broke and there is another: what was on the broken one may be lost."""
 
+    def spoiled(self, node: NodeId, sentence: str) -> None:
+        """Hear that a link to `node` broke, for what came over it was not what `node` can have sent."""
+
     def lost(self, node: NodeId, sentence: str) -> None:
         """Hear that there is no link to `node`; it is tried again. `sentence` says why."""

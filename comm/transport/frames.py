@@ -91,7 +91,14 @@ from enum import IntEnum
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round, RunId
 from atoll.comm.plan import Fence
-from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, LINGER_TIMEOUT, STALL_TIMEOUT, Link, LinkBroken
+from atoll.comm.transport.connection import (
+    CAPPED_PIECE_BYTES,
+    LINGER_TIMEOUT,
+    STALL_TIMEOUT,
+    Link,
+    LinkBroken,
+    LinkSpoiled,
+)
 from atoll.comm.transport.key_ring import PROOF_BYTES, KeyRing
 
 MAGIC = b"ATOL"
@@ -161,15 +168,15 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
-        """The header in `HEADER.size` bytes. Raises `LinkBroken` if they are none."""
+        """The header in `HEADER.size` bytes. Raises `LinkSpoiled` if they are none."""
         kind, flags, place, chunk, incarnation, epoch, round, attempt, length, offset, total = HEADER.unpack(data)
         try:
             known = FrameKind(kind)
         except ValueError:
-            raise LinkBroken(f"a frame of unknown kind {kind}") from None
+            raise LinkSpoiled(f"a frame of unknown kind {kind}") from None
         fence = Fence(Incarnation(incarnation), Epoch(epoch), Round(round), attempt)
         if offset + length > total:
-            raise LinkBroken(f"a piece of {length} bytes from {offset} on, of {total}")
+            raise LinkSpoiled(f"a piece of {length} bytes from {offset} on, of {total}")
         whole = 0 if total == length else total
         return Header(known, fence, chunk, length, bool(flags & 1), place, offset, whole)
 

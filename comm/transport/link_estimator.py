@@ -8,10 +8,11 @@ to each peer whose link is slower.
 
 from collections.abc import Collection
 
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NodeId, Round
 from atoll.comm.transport.bandwidth import BurstRate, LinkEstimate, PeakRate
 from atoll.comm.transport.connection import ByteCounter, Link, RateLimiter
 from atoll.comm.transport.pacing import LinkPacer
+from atoll.comm.transport.path_tally import PathTallies
 from atoll.comm.transport.peer import Peer
 from atoll.comm.transport.stream_policy import LONG_PATH_RTT
 
@@ -27,6 +28,7 @@ class LinkEstimator:
         self.rate_inside = self.rate_outside = 0.0  # carried up to those peers, and to all others
         self._counter, self._pacer = counter, LinkPacer()
         self._up, self._down = LinkEstimate(), LinkEstimate()
+        self.tallies = PathTallies()
         self.begin()
 
     @property
@@ -39,8 +41,11 @@ class LinkEstimator:
         """Bytes a second that this node's link carried down in the last reduces, at best; 0: not known."""
         return self._down.rate
 
-    def begin(self) -> None:
-        """Begin another reduce: its bytes are counted from zero, the pace and the rates known so far stay."""
+    def begin(self, round: Round | None = None) -> None:
+        """Begin another reduce, of this round: its bytes are counted from zero, the pace and the rates known so
+        far stay."""
+        if round is not None:
+            self.tallies.begin(round)
         self._up.begin()
         self._down.begin()
         self.limiter.change(self._pacer.rate)
@@ -59,7 +64,8 @@ class LinkEstimator:
         trips: dict[NodeId, tuple[float, float]] = {}  # of those that took bytes: seconds without a queue, and now
         for peer in peers:
             for link in peer.links:
-                self._add(peer.node, link, trips)
+                self._add(now, peer.node, link, trips)
+        self.tallies.end_sample(now)
         for peer in peers:
             if peer.pacer is not None and peer.node in trips:
                 rtt, smoothed = trips[peer.node]
@@ -89,10 +95,11 @@ class LinkEstimator:
         """Bytes a second that came from each peer at best in this reduce, and that each took."""
         return {node: (came.rate, took.rate) for node, (came, took) in self._peer_rates.items()}
 
-    def _add(self, node: NodeId, link: Link, trips: dict[NodeId, tuple[float, float]]) -> None:
+    def _add(self, now: float, node: NodeId, link: Link, trips: dict[NodeId, tuple[float, float]]) -> None:
         """What one connection carried since the last sample."""
         if (path := link.path()) is None:
             return
+        self.tallies.add(now, node, link, path)
         was_acked, was_received = self._seen.get(link, (path.acked, path.received))
         self._seen[link] = path.acked, path.received
         acked = path.acked - was_acked

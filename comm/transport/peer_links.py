@@ -19,7 +19,7 @@ from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport.adaptive_zstd import AdaptiveZstd
 from atoll.comm.transport.bandwidth import sample_peers, sample_round_trips
-from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken, RateLimiter, close_dialled
+from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken, LinkSpoiled, RateLimiter, close_dialled
 from atoll.comm.transport.frame_handler import FrameHandler, RoundOrder, round_order
 from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 from atoll.comm.transport.link_estimator import LinkEstimator
@@ -94,7 +94,7 @@ class PeerLinks:
             for link in peer.links if peer.long_path else ():
                 self._refresh(link)
         self._reassembly.clear()
-        self.estimator.begin()
+        self.estimator.begin(handler.round)
         self.compressor.forget()
         self.compressor.rate = self.rate_up
         self.spare.change(max(SPARE_SHARE * self.rate_up, MIN_SPARE_RATE))
@@ -247,6 +247,8 @@ class PeerLinks:
                 both.create_task(self._listen(peer, link))
                 both.create_task(self._speak(peer, link))
         except* LinkBroken as broken:
+            if self._handler is not None and broken.subgroup(LinkSpoiled) is not None:
+                self._handler.spoiled(node, str(broken.exceptions[0]))
             lived = asyncio.get_running_loop().time() - since
             peer.policy.link_broke(lived)
             log.debug("a link to %s broke after %.1f s: %s", node, lived, broken.exceptions[0])

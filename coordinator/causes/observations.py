@@ -46,6 +46,7 @@ class MemberSeen:
     pace: float = 0.0  # inner steps a second; 0: not known
     usual: float = 0.0  # the same, in the rounds before
     still: float = 0.0  # at the round's end, since its heartbeats last told of progress
+    incidents: int = 0  # of the round, that it told when it left: bits, as `atoll.comm.incidents.mask` has them
     rests: bool = False  # no round waits for its steps, or it has no trainer
 
 

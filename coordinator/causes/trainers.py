@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from atoll.comm.ids import NodeId
-from atoll.comm.incidents import IncidentKind
+from atoll.comm.incidents import IncidentKind, mask
 from atoll.comm.pause_reasons import PauseReason, words_of
 from atoll.coordinator.causes.account import Account, Incident
 from atoll.coordinator.causes.explanation import COORDINATOR, DATA_STORE, Confidence, Explanation, Kind, Weight
@@ -75,6 +75,12 @@ def _late(seen: Observations, node: NodeId, member: MemberSeen, seconds: float) 
     account, name = seen.account(node), member.name
     told = node in seen.accounts
     match member.standing:
+        case Standing.LEFT if member.incidents & mask([IncidentKind.OUT_OF_MEMORY]):
+            sentence = f"{name}'s trainer ran out of memory, and it left"
+            return _plain(Kind.OUT_OF_MEMORY, node, sentence, seconds, Confidence.TOLD)
+        case Standing.LEFT if member.incidents & mask([IncidentKind.TRAINER_DIED]):
+            sentence = f"{name}'s trainer could not go on, and it left"
+            return _plain(Kind.TRAINER_DIED, node, sentence, seconds, Confidence.TOLD)
         case Standing.LEFT:
             return _plain(Kind.LEFT, node, f"{name} left in the middle of the round", seconds, Confidence.SEEN)
         case Standing.PUT_OUT:

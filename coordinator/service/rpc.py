@@ -188,7 +188,9 @@ class CoordinatorService:
         )
         self._event_loop.heartbeat(beat)
         self._metrics.heartbeats.inc()
-        return self._ack(request.session)
+        ack = self._ack(request.session)
+        ack.now = time.time()  # by which a node knows whether its clock is right
+        return ack
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with

@@ -183,7 +183,7 @@ class Report:
         return ev.ReplayReported(self.node, self.life, self.fence.round, *found)
 
     def leave(self, m: pb.Leave) -> ev.Leaving:
-        return ev.Leaving(self.node, self.life, text(m.reason))
+        return ev.Leaving(self.node, self.life, text(m.reason), m.incidents)
 
 
 def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:

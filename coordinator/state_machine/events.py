@@ -289,6 +289,7 @@ class Leaving:
     node: NodeId
     life: int
     reason: str
+    incidents: int = 0  # of the round, that the node tells: bits, as `atoll.comm.incidents.mask` has them
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def _member_seen(state: State, record: CommitRecord, member: Member, now: float)
         pace=member.pace if measured and not r.restarts else steps / until,
         usual=member.usual_pace,
         still=0.0 if at.contributed else max(now - member.moved_at, 0.0),
+        incidents=r.farewells.get(node, 0),
         rests=member.rests or member.role == REDUCER or entered > r.started_at,
     )
 

@@ -155,6 +155,7 @@ class RoundState:
     # For who asks later why it took so long; nothing else follows from these.
     moments: dict[NodeId, Moments] = field(default_factory=dict)
     gone: dict[NodeId, Standing] = field(default_factory=dict)  # participants that went
+    farewells: dict[NodeId, int] = field(default_factory=dict)  # of these, incidents that they told when they left
     changed: dict[NodeId, int] = field(default_factory=dict)  # whose state changed in memory: so many chunks
     # who told that who gave other bytes than the ledger's, in whichever attempt
     spoiled: tuple[Pair, ...] = ()

@@ -205,7 +205,11 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return inquiry.record(state, event)
         case PeerUnreachable():
             return reduce.record_unreachable_peer(state, event, now, out)
-        case Leaving(node, _, reason):
+        case Leaving(node, _, reason, incidents):
+            if incidents and node in state.round.participants:
+                state = replace(
+                    state, round=replace(state.round, farewells=state.round.farewells | {node: incidents})
+                )
             return remove(state, node, MemberState.LEFT, reason or "it said good-bye", out, Standing.LEFT)
         case Suspected(node, _, reason):
             out.append(Note(f"{state.name(node)} is suspected: {reason}", node))

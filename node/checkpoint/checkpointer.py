@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from atoll.comm.byte_view import U8, Octets
 from atoll.comm.ids import Round
+from atoll.comm.incidents import IncidentKind
 from atoll.node.checkpoint import restoring
 from atoll.node.checkpoint.checkpoint_files import CheckpointFiles, CheckpointLocation
 from atoll.node.checkpoint.log_writer import LogWriter
@@ -47,7 +48,7 @@ class Checkpointer:
                 self._files = CheckpointFiles(location, outer.chunks, self._problems, self._damage)
             except OSError as error:
                 reason = f"{location.folder} cannot be used ({error})"
-                self._problems.report("the state is not kept on disk", reason)
+                self._problems.report("the state is not kept on disk", reason, error)
         self._log_writer = LogWriter(self._files, release, self._problems, self._change.set)
         self._snapshot_writer: SnapshotWriter | None = None
         if self._files is not None:
@@ -170,6 +171,11 @@ class Checkpointer:
         """Call `listener` whenever a snapshot was taken."""
         if self._snapshot_writer is not None:
             self._snapshot_writer.on_snapshot = listener
+
+    @property
+    def incidents(self) -> tuple[IncidentKind, ...]:
+        """The kinds of the disk's open problems."""
+        return self._problems.incidents
 
     @property
     def troubles(self) -> tuple[str, ...]:

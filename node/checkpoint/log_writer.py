@@ -109,7 +109,7 @@ class LogWriter:
                 self._on_change()
         except OSError as error:
             self.incomplete = True
-            self._problems.report(NOT_LOGGED, error.strerror or str(error))
+            self._problems.report(NOT_LOGGED, error.strerror or str(error), error)
         finally:
             self._round_at_work, self.task = -1, None
             self._on_change()

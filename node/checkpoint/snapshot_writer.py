@@ -100,7 +100,7 @@ class SnapshotWriter:
             taken = True
         except (TornSnapshot, CorruptChunk, OSError, MemoryError) as error:
             if not self._closing:
-                self._problems.report(NO_SNAPSHOT, str(error))
+                self._problems.report(NO_SNAPSHOT, str(error), error)
         finally:
             self.task, self._files.snapshots.replacing = None, False
             following = self._policy.ended(taken)

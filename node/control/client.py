@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,11 +31,13 @@ from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
 from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
+from atoll.node.control.clock_offset import ClockOffset
 from atoll.node.control.freshness import StreamFreshness, ViewVersion
 from atoll.node.control.outbox import ReportOutbox, ReportQueue, SessionLost
 from atoll.node.control.roster import Roster
 
 log = logging.getLogger("atoll.node")
+MAX_OUTAGES = 32  # of the coordinator, that are remembered
 T = TypeVar("T")
 CALL_SECONDS = 10.0  # deadline of one call
 OUTAGE_SECONDS = 24 * 3600.0  # seconds for which a member goes on without a coordinator
@@ -79,6 +82,8 @@ class ControlClient:
         self._posted = {queue.kind: asyncio.Event() for queue in self._outbox.queues}
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
         self._away_since: float | None = None  # seconds; when the coordinator stopped answering
+        self._outages = deque[tuple[float, float]]((), MAX_OUTAGES)  # seconds; from when to when it did not
+        self.clock = ClockOffset()
         self.session = ""
 
     async def close(self) -> None:
@@ -178,12 +183,14 @@ class ControlClient:
     async def heartbeat(self, beat: pb.HeartbeatRequest) -> None:
         """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
         beat.session = self.session
+        asked_at, began = time.time(), time.monotonic()
         try:
             ack = await self._stub.Heartbeat(beat, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             self._note_silence(_why(error))
             return
         self._note_answer()
+        self.clock.add(asked_at, time.time(), time.monotonic() - began, ack.now)
         if not ack.known:
             raise SessionLost(ack.reason)
         self._check_stream((ack.incarnation, ack.version))
@@ -195,9 +202,10 @@ class ControlClient:
             stream, self._stream = self._stream, None
             stream.cancel()
 
-    async def leave(self, reason: str) -> None:
-        """Say good-bye; the node goes in any case."""
-        request = pb.ReportRequest(session=self.session, leave=pb.Leave(reason=reason))
+    async def leave(self, reason: str, incidents: int = 0) -> None:
+        """Say good-bye; the node goes in any case. `incidents`: of the round, as `mask` has them."""
+        leave = pb.Leave(reason=reason, incidents=incidents)
+        request = pb.ReportRequest(session=self.session, leave=leave)
         try:
             await self._stub.Report(request, timeout=2.0)
         except grpc.aio.AioRpcError:
@@ -229,6 +237,12 @@ class ControlClient:
         """Seconds for which the coordinator has not answered; 0: it does."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
+    def longest_outage(self, start: float, end: float) -> float:
+        """The longest time, in seconds, in which the coordinator did not answer, of those that reach into the time
+        from `start` to `end` of the monotonic clock."""
+        now = [(self._away_since, time.monotonic())] if self._away_since is not None else []
+        return max((b - a for a, b in (*self._outages, *now) if b >= start and a <= end), default=0.0)
+
     def _note_silence(self, why: str) -> None:
         """Say once that the coordinator does not answer."""
         if self._away_since is None:
@@ -237,6 +251,7 @@ class ControlClient:
 
     def _note_answer(self) -> None:
         if self._away_since is not None:
+            self._outages.append((self._away_since, time.monotonic()))
             log.info(f"the coordinator answers again after {time.monotonic() - self._away_since:.1f} s")
             self._away_since = None
 

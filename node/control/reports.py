@@ -4,13 +4,14 @@ Each report carries the fence of what it speaks of: the plan's, or the newest vi
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from atoll.comm.allreduce.auditor import AuditFinding
 from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, PublicKey, Round
+from atoll.comm.incidents import IncidentKind
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 
@@ -33,6 +34,7 @@ class Reports:
     def __init__(self, control: ReportSender) -> None:
         self.control = control
         self.view: pb.View | None = None  # the newest that the node acts on
+        self.remember: Callable[[IncidentKind, NodeId], None] = lambda kind, peer: None  # what was seen of a peer
 
     # Of the node
 
@@ -67,6 +69,10 @@ class Reports:
         """Report that the node's delta of the round can be reduced."""
         self.control.report(pb.ReportRequest(fence=self._now(round_), contribution_ready=contribution))
 
+    def account(self, round_: int, account: pb.RoundAccount) -> None:
+        """Report what the node did, waited for and saw in the round, as it was asked to."""
+        self.control.report(pb.ReportRequest(fence=self._now(round_), round_account=account))
+
     # Of an attempt
 
     def reduce_complete(self, plan: Plan, complete: pb.ReduceComplete) -> None:
@@ -91,14 +97,21 @@ class Reports:
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
         """Report that the connection to a member broke, or that it does not do its part."""
         log.warning(f"round {plan.round}, attempt {plan.attempt}: {node}: {sentence}")
+        self.remember(IncidentKind.PEER_LOST, node)
         report = pb.PeerUnreachable(node_id=node, reason=sentence[:200])
         self.control.report(pb.ReportRequest(fence=_fence(plan), peer_unreachable=report))
 
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
         """Report that the sealed chunk as `node` gave it is not the ledger's."""
         log.warning(f"round {plan.round}: chunk {chunk} as {node} gave it is not what the ledger says")
+        self.remember(IncidentKind.BYTES_SPOILED, node)
         report = pb.ChunkForged(node_id=node, chunk=chunk)
         self.control.report(pb.ReportRequest(fence=_fence(plan), chunk_forged=report))
+
+    def spoiled(self, plan: Plan, node: NodeId, sentence: str) -> None:
+        """Remember that something came from `node` that is not what it can have sent."""
+        log.warning(f"round {plan.round}: {node}: {sentence}")
+        self.remember(IncidentKind.BYTES_SPOILED, node)
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
         """Report that nobody gave these sealed chunks as the ledger has them."""

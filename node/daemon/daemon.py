@@ -24,11 +24,13 @@ from atoll.comm.config.beginning import beginning
 from atoll.comm.config.engine import Engine
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
+from atoll.comm.incidents import IncidentKind
 from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.xdg import cache_dir
 from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
+from atoll.node.control.round_book import RoundBook
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
 from atoll.node.daemon.join_checks import log_run, look_around
@@ -163,7 +165,8 @@ class Daemon:
         command = self._options.command
         lan = self._member.private_addresses
         spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments), command, lan)
-        return TrainerSupervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
+        about = self._on_trainer, self._on_trainer_down, self._on_trainer_death
+        return TrainerSupervisor(spec, self._options.state_dir, *about)
 
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
@@ -246,6 +249,10 @@ class Daemon:
         """Take the event in, and carry out what the machine asks for."""
         if isinstance(event, ev.StateMoved) and (pause := self._manners.round_is(event.round)) is not None:
             self._advance(pause)
+        if isinstance(event, ev.PauseChanged):
+            self._book.paused(event.paused, time.monotonic())
+            if event.paused:
+                self._member.accountant.record(IncidentKind.PAUSED, value=self._manners.reason or 0)
         before = self._state.phase
         self._state, effects = step(self._state, event)
         self._member.reports.view = self._state.view
@@ -272,6 +279,7 @@ class Daemon:
                 self._supervisor.send(Hold(round_))
             case ef.EndTrainer(seconds):
                 log.warning(f"the trainer made no progress for {seconds:.0f} s: it is ended")
+                self._member.accountant.record(IncidentKind.TRAINER_HUNG, value=seconds)
                 self._pulse.at = time.monotonic()
                 self._supervisor.hang_up()
             case ef.LeaveRun(sentence):
@@ -331,6 +339,7 @@ class Daemon:
         self._outer_loop.begin_training(effect)
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.continues else ""
+        self._book.ordered(order.round, time.monotonic(), effect.continues)
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
         train = Train(
             order.round,
@@ -371,15 +380,20 @@ class Daemon:
                     self._beat.set()
                 self._has_stepped |= message.step > 0  # one that waits for its data says so, too
                 self._pulse = Pulse(now := time.monotonic(), message, now)
+                self._book.progress(message.round, message.step, message.data_wait, now)
             case Reached(round_):
                 self._events.put_nowait(message)
                 self._spawn(self._outer_loop.inspect(round_))
             case Ready() | Waits() | Evaluated():
+                if isinstance(message, Ready):
+                    self._book.handed_over(time.monotonic())
                 self._events.put_nowait(message)
             case LoopLeft():  # the supervisor starts it again
                 pass
             case BadArithmetic(round_, sentence):
                 log.warning(f"{sentence}: nothing of its order of round {round_} is used, it begins anew")
+                self._book.handed_over(time.monotonic())
+                self._member.accountant.record(IncidentKind.WORK_DROPPED)
                 self._events.put_nowait(message)
             case LogLine(sentence):
                 log.info(sentence)
@@ -401,6 +415,13 @@ class Daemon:
         await self._compiled.wait()
         if self._trainer is hello:
             self._events.put_nowait(ev.TrainerUp(self._outer_loop.layout))
+
+    def _on_trainer_death(self, kind: IncidentKind, code: int) -> None:
+        self._member.accountant.record(kind, value=code)
+
+    @property
+    def _book(self) -> RoundBook:
+        return self._member.accountant.book
 
     def _on_trainer_down(self) -> None:
         self._trainer, self._preparing = None, ""
@@ -431,7 +452,9 @@ class Daemon:
         if not self._member.run.decoder and not self._options.command:
             # Only its trainer knows the model.
             check_memory(self._member.run, self._config, (), hello.numel)
-        return OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)
+        made = OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)
+        self._member.accountant.conditions = lambda: made.durable.incidents
+        return made
 
     async def _restore(self, outer_loop: OuterLoop) -> None:
         await outer_loop.restore()

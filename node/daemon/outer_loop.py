@@ -26,6 +26,7 @@ from atoll.comm.allreduce.delta_samples import DeltaSamples
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.engine import Engine
 from atoll.comm.ids import NodeId, Pin, Round
+from atoll.comm.incidents import IncidentKind
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.status_line import bar
@@ -298,6 +299,7 @@ class OuterLoop:
             whole = all(found[c] is ChunkCondition.REPAIRED for c in wrong)
             how = "mended from the disk" if whole else "the disk cannot mend them"
             log.warning(f"chunks {wrong} of the state of round {outer.round} changed in memory: {how}")
+            self._member.accountant.record(IncidentKind.STATE_CHANGED, value=len(wrong))
             self._member.reports.repaired(outer.round, len(wrong), whole)
         self._report_spoiled()
 
@@ -316,6 +318,7 @@ class OuterLoop:
             await self.compute(update)
         if order.differs:
             log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
+            self._member.accountant.record(IncidentKind.STATE_DIFFERED)
             outer.distrust()
             self.durable.distrust()
         if order.rebase:
@@ -459,6 +462,7 @@ class ReduceReports(Reports):
     def __init__(self, outer_loop: OuterLoop, member: CoordinatorSession, emit: Emit) -> None:
         """`emit` hands the machine an event."""
         super().__init__(member.reports.control)
+        self.remember = member.accountant.record
         self._outer_loop, self._peers, self._emit = outer_loop, member.plane.peers, emit
         self._member = member
 
@@ -477,6 +481,7 @@ class ReduceReports(Reports):
             rate_down=peers.rate_down,
             rate_inside=peers.estimator.rate_inside,
             rate_outside=peers.estimator.rate_outside,
+            incidents=self._member.accountant.incidents(),
         )
         for node, seconds in peers.round_trips().items():
             complete.round_trips.add(node_id=node, seconds=seconds)

@@ -5,6 +5,7 @@ joined again when it is lost.
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
@@ -26,6 +27,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentity
 from atoll.node.control.outbox import SessionLost
 from atoll.node.control.reports import Reports
+from atoll.node.control.round_account import Accountant
 from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session
 from atoll.node.gateway.client import GatewayProcess
 
@@ -55,6 +57,10 @@ class CoordinatorSession:
         self.private_addresses = False  # what the run names may be in private networks
         self.control = ControlClient(invite)
         self.reports = Reports(self.control)
+        self.accountant = Accountant(
+            plane.peers.estimator.tallies, self.control.clock, self.control.longest_outage
+        )
+        self.reports.remember = self.accountant.record
         self.me = NodeId("")
         self.address = ""  # at which peers dial this node, as the coordinator tells them
         self.penalty = ""  # what this node may not do for now, until when and why
@@ -174,6 +180,9 @@ class CoordinatorSession:
             if roster.members is not members:
                 members = roster.members
                 self.plane.admit(members, RunKey(roster.number, roster.data_key))
+            self.accountant.book.committed(view.committed, time.monotonic())
+            if view.account and (told := self.accountant.answer(view.account, self.control.session)) is not None:
+                self.reports.account(view.account, told)
             if view.penalty != self.penalty:
                 self.penalty = view.penalty
                 log.warning(self.penalty or "this node's chunks and work are taken again")
@@ -184,4 +193,4 @@ class CoordinatorSession:
         stop."""
         if self._joined:
             self._joined = False
-            await self.control.leave(reason)
+            await self.control.leave(reason, self.accountant.incidents())

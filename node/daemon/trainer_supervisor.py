@@ -22,7 +22,9 @@ from atoll.comm.child_process import GRACE_SECONDS
 from atoll.comm.errors import AtollError, ResourceError
 from atoll.comm.exit_codes import ExitCode
 from atoll.comm.files import atomic_write, write_all
+from atoll.comm.incidents import IncidentKind
 from atoll.node.config import NodeConfig, TrainerSpec
+from atoll.node.daemon.memory_signs import cause_of_death, oom_kills
 from atoll.node.daemon.state_dir import CHANNEL, CHANNEL_PREFIX, TRAINER_SPEC
 from atoll.node.daemon.trainer_log import TrainerLog
 from atoll.node.trainer_channel import (
@@ -63,9 +65,12 @@ class TrainerSupervisor:
         state_dir: Path,
         on_message: Callable[[ToDaemon], None],
         on_down: Callable[[], None],
+        on_death: Callable[[IncidentKind, int], None] = lambda kind, code: None,
     ) -> None:
+        """`on_death` is called with what a trainer died of, and its exit code, or minus the number of a signal."""
         self._spec, self._state_dir = spec, state_dir
-        self._on_message, self._on_down = on_message, on_down
+        self._on_message, self._on_down, self._on_death = on_message, on_down, on_death
+        self._kills = 0  # of processes, for want of memory, by the kernel, when the latest one was started
         self._end: DaemonEnd | None = None
         self._connected: asyncio.Queue[DaemonEnd] = asyncio.Queue()
         self._crashes = 0
@@ -129,6 +134,7 @@ class TrainerSupervisor:
     async def _live_once(self, spec_file: Path) -> str:
         """Start a trainer and listen to it until it has ended; return how that was, in words."""
         self._left_loop = self._hung = False
+        self._kills = oom_kills()
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
         await self._bound_log()
         while not self._connected.empty():  # of one that connected when it was given up
@@ -187,7 +193,7 @@ class TrainerSupervisor:
         try:
             while (message := await self._next_message(end, takes_orders)) is not None:
                 if isinstance(message, Failed):
-                    raise TrainerFailed(message.sentence)
+                    raise self._failure(message)
                 match message:
                     case Preparing():
                         self._took_part = True
@@ -226,7 +232,12 @@ class TrainerSupervisor:
             finally:
                 end.close()
             if isinstance(message, Failed):
-                raise TrainerFailed(message.sentence)
+                raise self._failure(message)
+
+    def _failure(self, failed: Failed) -> TrainerFailed:
+        """The error with which the node ends for want of a trainer that works."""
+        self._on_death(IncidentKind.OUT_OF_MEMORY if failed.out_of_memory else IncidentKind.TRAINER_DIED, 1)
+        return TrainerFailed(failed.sentence)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connected.put_nowait(DaemonEnd(reader, writer))
@@ -242,6 +253,10 @@ class TrainerSupervisor:
         if self._left_loop:
             await self._recover_from_departure()
             return
+        if not self._hung:
+            words, _ = self._log.last_words()
+            code = self._exit_code if words.exit_code is None else words.exit_code
+            self._on_death(*cause_of_death(words.line, code, oom_kills() - self._kills))
         self._crashes, self._round_of_death = self._crashes + 1, self._order_round
         if self._crashes > self._spec.node.max_restarts:
             raise TrainerFailed(f"the trainer died {self._crashes} times without finishing a round: {last_line}")

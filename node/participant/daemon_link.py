@@ -108,12 +108,13 @@ def failures_reported(channel: str, link: DaemonLink | None = None) -> Iterator[
     """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`. A rank with no
     link to the daemon makes one: rank 0 may not have failed."""
 
-    def report(sentence: str) -> None:
+    def report(sentence: str, out_of_memory: bool = False) -> None:
+        failed = Failed(sentence, out_of_memory)
         if link is not None and link.has_channel:
-            link.send(Failed(sentence))
+            link.send(failed)
             return
         with suppress(AtollError):  # the daemon is gone
-            connect(channel).send(Failed(sentence))
+            connect(channel).send(failed)
 
     try:
         yield
@@ -128,7 +129,7 @@ def failures_reported(channel: str, link: DaemonLink | None = None) -> Iterator[
             "checkpointing=full if they are set otherwise, share the model among more local ranks (ranks=), or "
             "join a run with a smaller model"
         )
-        report(sentence)
+        report(sentence, out_of_memory=True)
         raise ResourceError(sentence) from error
 
 

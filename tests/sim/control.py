@@ -42,6 +42,7 @@ class Control:
         self._session = ""  # what reports and heartbeats are signed with
         self.outbox, self._freshness = ReportOutbox(), StreamFreshness()
         self.roster = Roster()
+        self._accounted = "", 0  # the session in which it accounted last, for which round
         self._joins, self._streams = Backoff(FIRST_RETRY_SECONDS), Backoff(FIRST_REOPENING_SECONDS)
 
     @property
@@ -116,6 +117,9 @@ class Control:
         if (changed := self.roster.read(view)) is None:
             self._hang_up()
             return self._watch_soon()
+        if view.account and self._accounted != (self._session, view.account):
+            self._accounted = self._session, view.account
+            self.node.reports.account(view.account, pb.RoundAccount())
         if changed:
             invariants.rosters_are_the_views(self.node, view, self.roster)
             self.node.plane.links.admit(self.roster.members.keys())

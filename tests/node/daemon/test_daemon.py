@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from accountants import accountant
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError
@@ -30,7 +31,9 @@ def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() 
             begun += 1
             await read.wait()
 
-        daemon._member = cast(Any, SimpleNamespace(run=RunConfig(init_from="s3://a-slow-one"), reports=None))
+        daemon._member = cast(
+            Any, SimpleNamespace(run=RunConfig(init_from="s3://a-slow-one"), reports=None, accountant=accountant())
+        )
         daemon._loop = cast(Any, SimpleNamespace(load_initial=begin))
         async with asyncio.TaskGroup() as daemon._tasks:
             for _ in range(2):  # the second time for a trainer that was started again
@@ -62,7 +65,9 @@ def test_the_figures_of_the_trainer_are_in_the_heartbeat_and_in_the_status(tmp_p
         peers = SimpleNamespace(links=lambda: [("n2", 1), ("n2", 2), ("n3", 3)])
         plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=peers)
         control = SimpleNamespace(heartbeat=beats.put, away=0.0)
-        member = SimpleNamespace(plane=plane, control=control, reports=SimpleNamespace(), me="n1", penalty="")
+        member = SimpleNamespace(
+            plane=plane, control=control, reports=SimpleNamespace(), me="n1", penalty="", accountant=accountant()
+        )
         daemon._member, daemon._heartbeat = cast(Any, member), 60.0
         daemon._state = State(trainer=Training(4, ((0, 8),), True))
         daemon._on_trainer(Progress(4, 7, 2.5, host_bytes=5 << 30, **FIGURES))
@@ -93,7 +98,10 @@ def test_an_unknown_utilisation_is_none_in_the_status(tmp_path: Path) -> None:
     daemon = Daemon(Invite("there:7", "reef", "t"), NodeConfig(), JoinOptions(tmp_path, "", "", "ada", 0.0))
     plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=SimpleNamespace(links=list))
     daemon._member = cast(
-        Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="")
+        Any,
+        SimpleNamespace(
+            plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="", accountant=accountant()
+        ),
     )
     daemon._on_trainer(Progress(4, 7, 2.5, 100.0))
     assert daemon.status()["mfu"] is None and daemon.status()["tokens_per_s"] == 100
@@ -105,7 +113,10 @@ def test_what_a_trainer_prepares_is_shown_until_it_takes_orders(
     daemon = Daemon(Invite("there:7", "reef", "t"), NodeConfig(), JoinOptions(tmp_path, "", "", "ada", 0.0))
     plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=SimpleNamespace(links=list))
     daemon._member = cast(
-        Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="")
+        Any,
+        SimpleNamespace(
+            plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="", accountant=accountant()
+        ),
     )
     monkeypatch.setattr(daemon, "_attach", lambda hello: None)
     monkeypatch.setattr(daemon, "_spawn", lambda task: task.close())
@@ -119,7 +130,7 @@ def test_what_a_trainer_prepares_is_shown_until_it_takes_orders(
 
 def node_at(state: State) -> Daemon:
     daemon = Daemon(Invite("there:7", "reef", "token"), NodeConfig(), JoinOptions(Path(), "", "", "ada", 0.0))
-    daemon._state, daemon._member = state, cast(Any, SimpleNamespace(reports=None))
+    daemon._state, daemon._member = state, cast(Any, SimpleNamespace(reports=None, accountant=accountant()))
     return daemon
 
 
@@ -165,7 +176,7 @@ def test_a_node_that_leaves_for_what_its_trainer_does_says_so_before_that_has_en
             finally:
                 script_over = True
 
-        daemon._member = cast(Any, SimpleNamespace(reports=None, leave=leave))
+        daemon._member = cast(Any, SimpleNamespace(reports=None, leave=leave, accountant=accountant()))
         async with asyncio.TaskGroup() as daemon._tasks:
             daemon._tasks.create_task(script())
             await asyncio.sleep(0)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from accountants import accountant
 from states import MARK, RUN, TINY, filled, layout_for
 from terminals import Terminal
 
@@ -83,6 +84,7 @@ def member_of(folder: Path, view: pb.View) -> SimpleNamespace:
         options=JoinOptions(folder, "", "", "ada", 0.0),
         plane=SimpleNamespace(bytes_down=0, peers=peers),
         reports=SimpleNamespace(view=view, control=None),
+        accountant=accountant(),
         signer=None,
         mark=MARK,
     )
