@@ -58,8 +58,8 @@ from atoll.comm.plan import Fence
 from atoll.coordinator.causes.account import Account, Incident
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import inquiry, members
 from atoll.coordinator.state_machine import leases as data
-from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.leases import Lease, Leases
 from atoll.coordinator.state_machine.ledger import Ledger, seal_terms
 from atoll.coordinator.state_machine.members import Member
@@ -373,9 +373,9 @@ class Run:
                     beat = m.step if node in self.hung | self.paused else (number, m.step[1] + 1)
                     phase = self.phases.get(node, m.phase)
                     self.feed(ev.Heartbeat(node, m.life, phase, *beat, node in self.paused))
-            for verdict in members.judge(
-                self.state.members, self.state.config.members, self.state.awaited_members, self.now
-            ):
+            limits, awaited = self.state.config.members, self.state.awaited_members
+            verdicts = members.judge(self.state.members, limits, awaited, self.now)
+            for verdict in (*inquiry.judge(self.state, self.now), *verdicts):
                 self.feed(verdict)
             self.feed(ev.Tick())
 

@@ -149,6 +149,8 @@ def _hung(
     known = Confidence.AGREED if told else Confidence.SEEN  # its heartbeats tell the same as its account
     facts = (("steps taken", str(steps)), ("seconds without one", f"{still:.1f}"))
     sentence = f"{name}'s trainer hung after step {steps}: {still:.1f} s without another"
+    if not still:
+        sentence = f"{name}'s trainer hung, and was given up"
     return Explanation(Kind.HUNG_TRAINER, node, sentence, Weight.BREAK, seconds, known, facts=facts)
 
 

@@ -9,7 +9,7 @@ heard as after a restart. Asked by `group_commit` at every tick. Times are secon
 
 from math import inf
 
-from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine import inquiry, members
 from atoll.coordinator.state_machine.events import Event
 from atoll.coordinator.state_machine.state import State
 
@@ -38,10 +38,12 @@ class TickSchedule:
         self._judging_from = max(self._judging_from, now + members.RECONNECT_GRACE_SECONDS)
 
     def judge(self, state: State, now: float) -> list[Event]:
-        """Tick at `now`: the clock's verdicts on the members of `state`, none while they have grace."""
+        """Tick at `now`: the clock's verdicts on the members of `state`, none while they have grace, and what
+        heartbeats tell for an inquiry."""
         if now - self._ticked_at > MAX_TICK_GAP:
             self.excuse(now)
         self._ticked_at = now
+        heard = inquiry.judge(state, now)
         if now <= self._judging_from:
-            return []
-        return members.judge(state.members, state.config.members, state.awaited_members, now)
+            return heard
+        return heard + members.judge(state.members, state.config.members, state.awaited_members, now)

@@ -168,10 +168,9 @@ def common_parts(common: CommonView) -> tuple[object, ...]:
 
 
 def has_news(mine: NodeView, was: NodeView) -> bool:
-    """Whether a node whose latest view had `was` must be sent `mine`. That its report was taken, or is of no more
-    use, it knows from the report's answer."""
-    known = was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)
-    return mine != (known if mine.account else known._replace(account=0))
+    """Whether a node whose latest view had `was` must be sent `mine`. That its report was taken it knows from the
+    report's answer."""
+    return mine != was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)
 
 
 def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:

@@ -334,6 +334,15 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainersSeen:
+    """The heartbeats' word on members of a round that an inquiry is about and that brought nothing to it: (node,
+    inner steps that it told of the round, seconds since it told of any progress)."""
+
+    round: int
+    told: tuple[tuple[NodeId, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """The clock's verdict that the node is out."""
 
@@ -390,6 +399,7 @@ Event = (
     | Stepped
     | Paused
     | Resumed
+    | TrainersSeen
     | Expired
     | Pardoned
     | WritesResumed

@@ -22,7 +22,7 @@ from atoll.coordinator.causes.observations import GONE, MemberSeen, Observations
 from atoll.coordinator.causes.slowness import RoundPace, is_slow, usual
 from atoll.coordinator.causes.verdict import verdict
 from atoll.coordinator.state_machine import members as who
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, RoundAccounted
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Note, RoundAccounted, TrainersSeen
 from atoll.coordinator.state_machine.members import REDUCER, Member, Members
 from atoll.coordinator.state_machine.state import Inquiry, Moments, RoundState, State, order
 
@@ -53,7 +53,9 @@ def begin(state: State, record: CommitRecord, pace: RoundPace, now: float) -> In
         restarts=r.restarts,
         stalled=r.stalled,
     )
-    return Inquiry(seen, _asked(state, seen), until=now + ANSWER_SECONDS)
+    here = state.members.here
+    unheard = frozenset(n for n, m in seen.members.items() if m.contributed is None and not m.rests and n in here)
+    return Inquiry(seen, _asked(state, seen), until=now + ANSWER_SECONDS, unheard=unheard)
 
 
 def _failed(state: State, record: CommitRecord) -> bool:
@@ -89,11 +91,8 @@ def _member_seen(state: State, record: CommitRecord, member: Member, now: float)
     at = r.moments.get(node, Moments())
     closed, planned = r.closed_at or now, r.planned_at or now
     contribution = r.ledger.contributions.get(node)
-    told = member.step[1] if member.step[0] == r.number else 0
-    steps = contribution.steps if contribution is not None else told
     entered = r.participants.get(node, r.started_at)
-    measured = at.reached or at.contributed
-    until = max(closed - entered, 1e-3)
+    measured = (at.reached or at.contributed) and not r.restarts
     return MemberSeen(
         member.name,
         _standing(state, member),
@@ -103,10 +102,9 @@ def _member_seen(state: State, record: CommitRecord, member: Member, now: float)
         sealed=at.sealed - planned if at.sealed else None,
         complete=at.complete - planned if at.complete else None,
         counted=node in record.contributors or member.role == REDUCER,
-        steps=steps,
-        pace=member.pace if measured and not r.restarts else steps / until,
+        steps=contribution.steps if contribution is not None else 0,
+        pace=member.pace if measured else 0.0,
         usual=member.usual_pace,
-        still=0.0 if at.contributed else max(now - member.moved_at, 0.0),
         incidents=r.farewells.get(node, 0),
         rests=member.rests or member.role == REDUCER or entered > r.started_at,
     )
@@ -158,6 +156,31 @@ def record(state: State, event: RoundAccounted) -> State:
     return replace(state, inquiry=replace(asked, accounts=asked.accounts | {event.node: event.account}))
 
 
+def judge(state: State, now: float) -> list[Event]:
+    """What heartbeats, which the journal has no part in, tell of members that brought nothing to the round, by
+    `now` in seconds. The shell asks at every tick and submits the answer."""
+    asked = state.inquiry
+    if asked is None or not asked.unheard:
+        return []
+    here, round_ = state.members.here, asked.seen.round
+    told = (here[n] for n in sorted(asked.unheard, key=order) if n in here)
+    steps = ((m.node, m.step[1] if m.step[0] == round_ else 0, max(now - m.moved_at, 0.0)) for m in told)
+    return [TrainersSeen(round_, tuple(steps))]
+
+
+def hear(state: State, event: TrainersSeen) -> State:
+    """Enter what heartbeats told."""
+    asked = state.inquiry
+    if asked is None or event.round != asked.seen.round or not asked.unheard:
+        return state
+    members, inner = dict(asked.seen.members), asked.seen.seconds.get("inner", 0.0)
+    for node, steps, still in event.told:
+        if node in members:
+            pace = steps / inner if inner and steps else 0.0
+            members[node] = replace(members[node], steps=steps, still=still, pace=members[node].pace or pace)
+    return replace(state, inquiry=replace(asked, seen=replace(asked.seen, members=members), unheard=frozenset()))
+
+
 def advance(state: State, now: float, out: list[Effect]) -> State:
     """Close the inquiry when all have answered who can, or time is up, and say what came of it."""
     asked = state.inquiry
@@ -165,7 +188,7 @@ def advance(state: State, now: float, out: list[Effect]) -> State:
         return state
     here = state.members.here
     awaited = (n for n in asked.asked if n not in asked.accounts and state.members.trusted(n))
-    if now < asked.until and next(awaited, None) is not None:
+    if now < asked.until and (asked.unheard or next(awaited, None) is not None):
         return state
     seen = replace(asked.seen, members={n: _as_it_is(m, here.get(n)) for n, m in asked.seen.members.items()})
     return replace(state, inquiry=_named(replace(asked, seen=seen, closed=True), out))

@@ -109,6 +109,8 @@ class Inquiry:
     asked: frozenset[NodeId] = frozenset()  # for an account
     accounts: dict[NodeId, Account] = field(default_factory=dict)
     until: float = 0.0  # seconds; nobody is waited for longer
+    # members that brought nothing to the round, of whom the heartbeats have not been asked yet
+    unheard: frozenset[NodeId] = frozenset()
     closed: bool = False  # nobody is waited for any more
     named: Verdict | None = None  # what was noted
 

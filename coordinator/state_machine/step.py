@@ -70,6 +70,7 @@ from atoll.coordinator.state_machine.events import (
     Suspected,
     SuspicionCleared,
     Tick,
+    TrainersSeen,
     WritesResumed,
 )
 from atoll.coordinator.state_machine.members import MemberState
@@ -150,7 +151,7 @@ def _waits_for(state: State) -> tuple[object, ...]:
 
 def _late(state: State, event: Event) -> bool:
     """It speaks of a node that is gone, or of an earlier life of it; or of a model that it cannot have."""
-    if isinstance(event, Started | Tick | Pardoned | WritesResumed):
+    if isinstance(event, Started | Tick | TrainersSeen | Pardoned | WritesResumed):
         return False
     member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
@@ -203,6 +204,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return replay.record(state, event, out)
         case RoundAccounted():
             return inquiry.record(state, event)
+        case TrainersSeen():
+            return inquiry.hear(state, event)
         case PeerUnreachable():
             return reduce.record_unreachable_peer(state, event, now, out)
         case Leaving(node, _, reason, incidents):

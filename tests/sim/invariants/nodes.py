@@ -79,8 +79,9 @@ def only_committed_work_is_dropped(world: "World", node: "Node", samples: list[i
 
 def who_departs_takes_nothing_along(node: "Node") -> None:
     """A node that leaves after its commit has no steps that are to be committed yet, unless it may take none that
-    would bring them into a round."""
-    kept = [s for s in (*node.local, *node.trainer.taken) if s not in node.world.truth.consumed]
+    would bring them into a round. Those that it took ahead, on top of a state that was not the run's, are lost."""
+    ahead = () if node.excused else node.trainer.taken
+    kept = [s for s in (*node.local, *ahead) if s not in node.world.truth.consumed]
     hold(not kept or node.machine.paused, f"{node.me} leaves with its steps on {kept}")
 
 

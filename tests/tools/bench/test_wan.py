@@ -77,15 +77,15 @@ def namespaces() -> list[str]:
     return sorted(path.name for path in folder.glob(f"{NAME}*")) if folder.exists() else []
 
 
-def send(wan: Wan, sink: str, source: str, amount: int) -> tuple[str, str]:
-    """What the sink on node 2 and the source on node 1 said."""
+def send(wan: Wan, sink: str, source: str, amount: int, node: int = 2) -> tuple[str, str]:
+    """What the sink on that node and the source on node 1 said."""
     python = [sys.executable, "-P", "-c"]
     sinking = subprocess.Popen(
-        [*wan.prefix(2), *python, sink, wan.host(2)], stdout=subprocess.PIPE, text=True, bufsize=1
+        [*wan.prefix(node), *python, sink, wan.host(node)], stdout=subprocess.PIPE, text=True, bufsize=1
     )
     try:
         assert sinking.stdout is not None and sinking.stdout.readline() == "up\n"
-        command = [*wan.prefix(1), *python, source, wan.host(2), str(amount)]
+        command = [*wan.prefix(1), *python, source, wan.host(node), str(amount)]
         sent = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return sinking.communicate(timeout=60)[0], sent.stdout
     finally:
@@ -94,7 +94,11 @@ def send(wan: Wan, sink: str, source: str, amount: int) -> tuple[str, str]:
 
 
 def arrived(wan: Wan, amount: int) -> set[int]:
-    return set(map(int, send(wan, UDP_SINK, UDP_SOURCE, amount)[0].split()))
+    return arrived_at(wan, 2, amount)
+
+
+def arrived_at(wan: Wan, node: int, amount: int) -> set[int]:
+    return set(map(int, send(wan, UDP_SINK, UDP_SOURCE, amount, node)[0].split()))
 
 
 def round_trip(wan: Wan) -> float:
@@ -127,6 +131,32 @@ def test_a_cut_node_hears_nothing_until_it_is_healed() -> None:
         assert wan.stat().nodes[0].severed > 0
         wan.heal(2)
         assert 0 < round_trip(wan) < 10
+
+
+def test_what_one_node_sends_to_another_can_be_cut_alone() -> None:
+    with network(3, rtt=4) as wan:
+        wan.pair(1, 2, cut=1)
+        assert round_trip(wan) == 0
+        before = wan.stat().nodes
+        assert before[0].severed > 0 and before[1].severed == 0
+        assert arrived_at(wan, 3, 100) == set(range(100)), "1 still reaches 3"
+        wan.pair(1, 2, cut=0)
+        assert 0 < round_trip(wan) < 10
+
+
+def test_what_one_node_sends_to_another_can_be_slow_alone() -> None:
+    with network(3, up=100, down=100, rtt=20) as wan:
+        wan.pair(1, 2, rate=10)
+        flow = tcp.measure(wan, [1], streams=2, seconds=3)
+    assert 8 < flow.wire[1] < 10.3 and flow.wire[2] > 60
+
+
+def test_bytes_that_are_spoiled_arrive_as_others_and_no_checksum_tells() -> None:
+    with network(2, rtt=4) as wan:
+        wan.pair(1, 2, spoil=1)
+        got, sent = send(wan, HASH_SINK, HASH_SOURCE, 3_000_000)
+        assert len(got.strip()) == len(sent.strip()) == 64 and got != sent
+        assert wan.stat().nodes[0].lost == 0
 
 
 def test_four_streams_fill_a_link_and_no_more() -> None:
@@ -210,6 +240,10 @@ def test_a_wrong_command_is_answered_with_an_error() -> None:
             wan.set(1, colour=3)
         with pytest.raises(WanError, match="from 1 to 2"):
             wan.cut(3)
+        with pytest.raises(WanError, match="two nodes"):
+            wan.pair(1, 1, cut=1)
+        with pytest.raises(WanError, match="not a key"):
+            wan.pair(1, 2, up=1)
         assert wan.stat().nodes[0].tx == 0
 
 

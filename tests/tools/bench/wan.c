@@ -8,6 +8,7 @@
  *
  *     set I KEY=VALUE ...    change node I
  *     cut I, heal I          lose all that node I sends and gets; stop to
+ *     pair I J KEY=VALUE ... change what node I sends to node J, and only that
  *     stat                   counters as JSON
  *     quit                   remove the namespaces; so do the end of the input, SIGTERM and SIGINT
  *
@@ -19,6 +20,13 @@
  *     region      a number; all are in region 0 unless told
  *     far         ms one way, on top of the delay, of what the node sends to other regions
  *     between     Mbit/s of the link that all nodes of its region share for what they send to other regions
+ *
+ * and of a pair, beside what its nodes have:
+ *
+ *     rate        Mbit/s; 0 is no limit
+ *     loss        percent of the TCP segments
+ *     spoil       percent of the TCP segments in which a byte is changed, so that no checksum tells
+ *     cut         1: nothing gets through
  *
  * A packet's way:  read from the sender's TUN, wait for the up link, then for the region's if it leaves that, delay,
  * wait for the down link, write.
@@ -78,6 +86,11 @@ typedef struct {
 } Shape;
 
 typedef struct {
+    double rate, loss, spoil, cut;
+    int64_t free; /* ns, when it has sent all that it took */
+} Pair;
+
+typedef struct {
     uint64_t tx, rx;              /* bytes on the wire that entered the network, and that were delivered */
     uint64_t lost, dropped, severed; /* segments: at random, by a full queue, by a cut */
 } Counters;
@@ -111,6 +124,7 @@ typedef struct {
 } Event;
 
 static Node node[MAX_NODES + 1];
+static Pair pairs[MAX_NODES + 1][MAX_NODES + 1]; /* from, to */
 static int nodes, made;
 static char name[16] = "wan", net[16] = "10.77.0";
 static Event *heap;
@@ -299,6 +313,17 @@ static int node_at(const unsigned char *address) {
 
 static bool leaves_region(int from, int to) { return node[from].shape.region != node[to].shape.region; }
 
+/* Change a byte in so many percent of a burst's segments. The kernel leaves checksums to its network card, which this
+ * is: what is changed here nobody notices below TLS, or whoever the bytes are for. */
+static void spoil(Burst *b, Node *sender, double percent) {
+    if (percent <= 0 || !is_tcp(b) || payload(b) <= 0) return;
+    for (int s = 0; s < b->segments; s++)
+        if (100 * uniform(sender) <= percent) {
+            int from = s * b->mss, bytes = s + 1 < b->segments ? b->mss : payload(b) - from;
+            b->data[VNET + b->head + from + (int)(uniform(sender) * (bytes - 1))] ^= 0x20;
+        }
+}
+
 /* Put the segments [first, last) of a burst, which its link starts to send at `start`, on their way. */
 static void launch(int from, int to, const Burst *b, int first, int last, int64_t start, double byte_ns) {
     Node *sender = &node[from];
@@ -307,7 +332,9 @@ static void launch(int from, int to, const Burst *b, int first, int last, int64_
     if (leaves_region(from, to)) delay += sender->shape.far * 1e6;
     if (sender->shape.jitter > 0) delay += uniform(sender) * sender->shape.jitter * 1e6;
     int64_t at = sender->arrival[to] = later(first_out + delay, sender->arrival[to]);
-    schedule((Event){at, 0, from, to, false, last_out - first_out, slice(b, first, last)});
+    Burst part = slice(b, first, last);
+    spoil(&part, sender, pairs[from][to].spoil);
+    schedule((Event){at, 0, from, to, false, last_out - first_out, part});
 }
 
 /* A burst comes out of a node. The caller keeps its bytes. */
@@ -315,7 +342,8 @@ static void leave(int from, const Burst *b, int64_t now) {
     Node *sender = &node[from];
     int to = node_at(b->data + VNET + IP_TO);
     if (!to) return;
-    if (sender->cut || node[to].cut) {
+    Pair *pair = &pairs[from][to];
+    if (sender->cut || node[to].cut || pair->cut) {
         sender->count.severed += b->segments;
         return;
     }
@@ -326,14 +354,19 @@ static void leave(int from, const Burst *b, int64_t now) {
         start = later(start, *shared);
         byte_ns = fmax(byte_ns, ns_per_byte(sender->shape.between));
     }
+    if (pair->rate > 0) {
+        start = later(start, pair->free);
+        byte_ns = fmax(byte_ns, ns_per_byte(pair->rate));
+    }
     int taken = fitting(b, start - now, sender->shape.queue, byte_ns), first = 0;
     sender->count.dropped += b->segments - taken;
     if (!taken) return;
     sender->count.tx += wire(b, taken);
     sender->up_free = up_start + wire(b, taken) * up_ns;
     if (shared) *shared = start + wire(b, taken) * ns_per_byte(sender->shape.between);
+    if (pair->rate > 0) pair->free = start + wire(b, taken) * ns_per_byte(pair->rate);
     for (int s = 0; s < taken; s++)
-        if (loses_next(sender)) {
+        if (loses_next(sender) || (pair->loss > 0 && 100 * uniform(sender) <= pair->loss)) {
             sender->count.lost++;
             if (s > first) launch(from, to, b, first, s, start, byte_ns);
             first = s + 1;
@@ -345,7 +378,7 @@ static void leave(int from, const Burst *b, int64_t now) {
 static void arrive(Event event) {
     Node *receiver = &node[event.to];
     Burst whole = event.burst;
-    if (receiver->cut || node[event.from].cut) {
+    if (receiver->cut || node[event.from].cut || pairs[event.from][event.to].cut) {
         node[event.from].count.severed += whole.segments;
         free(whole.data);
         return;
@@ -498,26 +531,37 @@ static void make_node(int i, int home) {
 
 /* ---- control ---- */
 
-/* Apply `KEY=VALUE`; false if it is not one. */
-static bool set_key(Shape *shape, const char *text) {
-    struct {
-        const char *key;
-        double *value;
-    } keys[] = {{"up", &shape->up},         {"down", &shape->down}, {"delay", &shape->delay},
-                {"jitter", &shape->jitter}, {"loss", &shape->loss}, {"queue", &shape->queue},
-                {"far", &shape->far},       {"region", &shape->region}, {"between", &shape->between}};
+typedef struct {
+    const char *key;
+    double *value;
+} Key;
+
+/* Apply `KEY=VALUE` to one of these; false if it is not one. */
+static bool apply(const Key *keys, size_t count, const char *text) {
     const char *equals = strchr(text, '=');
     if (!equals) return false;
     char *end;
     double value = strtod(equals + 1, &end);
     if (end == equals + 1 || *end || !isfinite(value) || value < 0) return false;
     if (!strncmp(text, "region=", 7) && value > MAX_NODES) return false;
-    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+    for (size_t k = 0; k < count; k++)
         if (strlen(keys[k].key) == (size_t)(equals - text) && !strncmp(text, keys[k].key, equals - text)) {
             *keys[k].value = value;
             return true;
         }
     return false;
+}
+
+static bool set_key(Shape *shape, const char *text) {
+    Key keys[] = {{"up", &shape->up},         {"down", &shape->down}, {"delay", &shape->delay},
+                  {"jitter", &shape->jitter}, {"loss", &shape->loss}, {"queue", &shape->queue},
+                  {"far", &shape->far},       {"region", &shape->region}, {"between", &shape->between}};
+    return apply(keys, sizeof keys / sizeof *keys, text);
+}
+
+static bool set_pair_key(Pair *pair, const char *text) {
+    Key keys[] = {{"rate", &pair->rate}, {"loss", &pair->loss}, {"spoil", &pair->spoil}, {"cut", &pair->cut}};
+    return apply(keys, sizeof keys / sizeof *keys, text);
 }
 
 static void print_counters(void) {
@@ -550,6 +594,20 @@ static void obey(char *line) {
     } else if (!strcmp(verb, "cut") || !strcmp(verb, "heal")) {
         node[i].cut = *verb == 'c';
         printf("ok\n");
+    } else if (!strcmp(verb, "pair")) {
+        int j = (word = strtok_r(NULL, " \t\r", &rest)) ? atoi(word) : 0;
+        if (j < 1 || j > nodes || j == i) {
+            printf("error: pair needs two nodes from 1 to %d\n", nodes);
+            return;
+        }
+        Pair pair = pairs[i][j];
+        while ((word = strtok_r(NULL, " \t\r", &rest)) && set_pair_key(&pair, word)) continue;
+        if (word) {
+            printf("error: %s is not a key and its value\n", word);
+        } else {
+            pairs[i][j] = pair;
+            printf("ok\n");
+        }
     } else if (!strcmp(verb, "set")) {
         Shape shape = node[i].shape;
         while ((word = strtok_r(NULL, " \t\r", &rest)) && set_key(&shape, word)) continue;

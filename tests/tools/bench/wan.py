@@ -114,6 +114,11 @@ class Wan:
         times."""
         self._command(f"set {i} {' '.join(shape_words(shape))}")
 
+    def pair(self, i: int, j: int, **shape: float) -> None:
+        """Change what node i sends to node j, and nothing else: rate, loss, spoil (percent of the segments in
+        which a byte is changed), cut (1: nothing gets through)."""
+        self._command(f"pair {i} {j} {' '.join(f'{k}={v:g}' for k, v in shape.items())}")
+
     def cut(self, i: int) -> None:
         """Lose everything from and to node i, without a word."""
         self._command(f"cut {i}")
