@@ -250,24 +250,36 @@ def _echo_invites(found: Sequence[Any], as_json: bool) -> None:
 @state_dir_option
 @click.option("--json", "as_json", is_flag=True)
 def blame(what: str, state_dir: Path, as_json: bool) -> None:
-    """Print what was held against a node, or against anybody in a round, with the evidence.
+    """Print who or what was to blame for a round that was slow, or in which something failed; and what was held
+    against nodes, with the evidence.
 
-    NODE is an id such as n3, a name, or the beginning of a key; ROUND is a number; without either, everything is
-    printed. `atoll pardon NODE` takes it back.
+    ROUND is a number, NODE an id such as n3, a name, or the beginning of a key; without either, everything is
+    printed. A verdict on a round is for people: nobody is charged for it. `atoll pardon NODE` takes back what was
+    held against a node.
     """
     import msgspec
 
-    from atoll.coordinator.monitor.blame import about, blame_lines
-    from atoll.coordinator.server import opened_journal
+    from atoll.coordinator.monitor.blame import about, blame_lines, round_number, verdict_lines, verdicts
+    from atoll.coordinator.server import opened_journal, record_of
+    from atoll.coordinator.service.journal import MAX_NOTES
 
-    with opened_journal(state_dir.expanduser()) as journal:
+    state_dir = state_dir.expanduser()
+    with opened_journal(state_dir) as journal:
         found = about(journal.decisions(), what)
+        record = record_of(journal, state_dir, number) if (number := round_number(what)) else None
+        judged = verdicts(record, journal.notes(MAX_NOTES), what)
     if as_json:
+        for each in judged:
+            click.echo(json.dumps(msgspec.to_builtins(each)))
         for at, decision in found:
             click.echo(json.dumps({"at": at} | msgspec.to_builtins(decision)))
         return
-    for line in blame_lines(found):
+    for line in (*verdict_lines(judged), *blame_lines(found)):
         click.echo(line)
+    if number and record is None and not judged:
+        click.echo(f"round {number} is not committed, or not on record any more")
+    elif number and not judged:
+        click.echo(f"round {number} was as usual: {sum(record.seconds.values()) if record else 0:.1f} s")
     if not found:
         click.echo(f"nothing was held against {'anybody' if not what or what.isdigit() else what}")
 

@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RecordOptions, RunRecords
-from atoll.coordinator.state_machine.events import Effect, Publish
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Publish
 from atoll.coordinator.state_machine.state import Phase
 
 log = logging.getLogger("atoll.coordinator")
@@ -234,6 +234,14 @@ def opened_journal(state_dir: Path) -> Iterator[Journal]:
         yield journal
     finally:
         journal.close()
+
+
+def record_of(journal: Journal, state_dir: Path, number: int) -> CommitRecord | None:
+    """The record of the round; None: there is none, yet or any more. Raises `ResourceError` where it cannot be
+    read."""
+    with closing(RunRecords(journal, state_dir, "").iter_rounds(number - 1, 1)) as found:
+        record = next(found, None)
+    return record if record is not None and record.round == number else None
 
 
 def page_url(state_dir: Path) -> str:

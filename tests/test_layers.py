@@ -34,13 +34,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comm.allreduce": {"comm", "comm.codecs", "comm.transport"},
     "coordinator.door": {"comm"},
     "coordinator.placement": {"comm"},
-    "coordinator.state_machine": {"comm", "comm.config", "comm.transport", "coordinator.placement", "outer_opt"},
-    "coordinator.history": {"comm", "comm.codecs", "coordinator.state_machine"},
+    "coordinator.causes": {"comm"},
+    "coordinator.state_machine": {
+        *("comm", "comm.config", "comm.transport", "coordinator.causes", "coordinator.placement"),
+        "outer_opt",
+    },
+    "coordinator.history": {"comm", "comm.codecs", "coordinator.causes", "coordinator.state_machine"},
     "coordinator.service": {
         *("comm", "comm.config", "comm.proto", "comm.transport"),
-        *("coordinator.door", "coordinator.history", "coordinator.state_machine"),
+        *("coordinator.causes", "coordinator.door", "coordinator.history", "coordinator.state_machine"),
     },
-    "coordinator.monitor": {"comm", "comm.config", "coordinator.service", "coordinator.state_machine"},
+    "coordinator.monitor": {
+        *("comm", "comm.config", "coordinator.causes", "coordinator.service", "coordinator.state_machine"),
+    },
     "coordinator.server": {
         *("comm", "comm.config", "comm.transport"),
         *("coordinator.door", "coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
@@ -98,26 +104,27 @@ DOORS: dict[str, str] = {
     "sgd tensors weights",
     "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
     "digest durations errors evidence exit_codes extras faults files folders fragment_schedule gateway_note ids "
-    "invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace rounding signatures "
-    "status_line strangers strikes terminal workers xdg",
+    "incidents invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace rounding "
+    "signatures status_line strangers strikes terminal workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
     "comm.codecs": "codec factory warm_up zstd",
-    "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames key_ring peer_links "
-    "stream_policy tls",
+    "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames key_ring path_tally "
+    "peer_links stream_policy tls",
     "comm.allreduce": "auditor delta_encoder delta_samples input_signer listener reduction sealing",
     "coordinator.door": "front_door ports",
     "coordinator.history": "record_archive record_codec record_store segment series",
     "coordinator.placement": "bandwidth_shares two_level",
-    "coordinator.state_machine": "conduct events members rollback run_layout state step weights",
+    "coordinator.causes": "account explanation observations slowness verdict",
+    "coordinator.state_machine": "conduct events inquiry members rollback run_layout state step weights",
     "coordinator.service": "control_plane event_loop invites journal run_records telemetry",
     "coordinator.monitor": "blame contributions http terminal wandb_logger",
     "node": "config devices engine_check preflight settings top trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.checks": "check machine needs reach",
-    "node.control": "checkup client outbox reports",
+    "node.control": "checkup client outbox reports round_account round_book",
     "node.gateway": "client",
     "node.manners": "byte_account limits may_train sensors",
     "node.outer": "layout method repair residual shared_vectors state",

@@ -1,20 +1,81 @@
-"""Text for a terminal about what is held against members: decisions with their evidence (`blame_lines`), and
-invites (`invite_lines`). `atoll blame` and `atoll invite --list` print it."""
+"""Text for a terminal about what went wrong in a run: verdicts on rounds that were slow, or in which something
+failed (`verdict_lines`), decisions against members with their evidence (`blame_lines`), and invites
+(`invite_lines`). `atoll blame` and `atoll invite --list` print it."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from atoll.coordinator.causes.explanation import Confidence, Verdict
 from atoll.coordinator.service.invites import InviteRecord
-from atoll.coordinator.state_machine.events import Decision
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
 MIN_KEY_PREFIX = 8  # hex digits of a key that name a node
+KNOWN_HOW = {
+    Confidence.SEEN: "the coordinator saw it",
+    Confidence.AGREED: "two sides say the same",
+    Confidence.TOLD: "one member says so",
+    Confidence.GUESSED: "a guess",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVerdict:
+    """The verdict on a round, and when it was given."""
+
+    at: float  # seconds since 1970
+    round: int
+    verdict: Verdict
+
+
+def round_number(what: str) -> int:
+    """The round that `atoll blame` is asked about; 0: it is asked about something else."""
+    return int(what) if what.isdigit() and len(what) < MIN_KEY_PREFIX else 0
+
+
+def verdicts(record: CommitRecord | None, notes: Iterable[tuple[float, Note]], what: str) -> list[RoundVerdict]:
+    """The verdicts on a round (its number), by its record, or while that is not complete by what was noted; or
+    those that name a node, by its id or its name; of notes the latest on each round. All, where `what` is
+    empty."""
+    found = {
+        note.round: RoundVerdict(at, note.round, note.verdict)
+        for at, note in notes
+        if note.verdict is not None and (not what or _names(note, what))
+    }
+    if record is not None and record.verdict is not None:
+        found[record.round] = RoundVerdict(record.committed_at, record.round, record.verdict)
+    return [found[number] for number in sorted(found)]
+
+
+def _names(note: Note, what: str) -> bool:
+    verdict = note.verdict
+    assert verdict is not None
+    if number := round_number(what):
+        return note.round == number
+    return what in (verdict.culprit, verdict.name, verdict.peer, verdict.peer_name)
+
+
+def verdict_lines(found: Iterable[RoundVerdict]) -> Iterator[str]:
+    """Lines that say who or what was to blame for which round, how that is known, and what else was found."""
+    for judged in found:
+        v = judged.verdict
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(judged.at))
+        who = f": {v.name}" if v.name else ""
+        who += f" to {v.peer_name}" if v.peer else ""
+        slower = f", {v.slower:.1f} s slower than usual" if v.slower else ""
+        yield f"round {judged.round}  {when}{slower}: {v.kind}{who} ({KNOWN_HOW[v.confidence]})"
+        yield f"     {v.sentence}"
+        if v.facts:
+            yield "     " + ", ".join(f"{name} {value}" for name, value in v.facts)
+        for sentence in v.beside:
+            yield f"     besides: {sentence}"
 
 
 def about(decisions: Iterable[tuple[float, Decision]], what: str) -> list[tuple[float, Decision]]:
     """The decisions, with their times, about a round (its number), or about a node: by its id, its name, or the
     beginning of its key in hex. All, where `what` is empty."""
-    if what.isdigit() and len(what) < MIN_KEY_PREFIX:
-        return [(at, d) for at, d in decisions if int(what) in (d.round, d.evidence.round)]
+    if number := round_number(what):
+        return [(at, d) for at, d in decisions if number in (d.round, d.evidence.round)]
     return [(at, d) for at, d in decisions if not what or _is(d, what)]
 
 

@@ -3,12 +3,14 @@
 import json
 import math
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from data_sets import web_server, write_data_set
+from journal_contents import record
 
 from atoll.comm.config.hf_config import to_hf
 from atoll.comm.config.model import ModelConfig
@@ -18,9 +20,10 @@ from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
 from atoll.coordinator import cli
+from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.conduct import Consequence, Evidence, Offence
-from atoll.coordinator.state_machine.events import Decision
+from atoll.coordinator.state_machine.events import Decision, Note
 
 
 def test_status_asks_the_page_where_a_coordinator_has_it_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +114,39 @@ def test_blame_prints_the_evidence_against_a_node_or_in_a_round(folder: str) -> 
     ):
         assert part in text
     assert operator(cli.blame, "n3", "--state-dir", folder) == "nothing was held against n3\n"
+
+
+def test_blame_says_who_was_to_blame_for_a_round(tmp_path: Path) -> None:
+    hung = Verdict(
+        *(Kind.HUNG_TRAINER, "n2", "bo", "", "", "bo's trainer hung after step 4", Confidence.AGREED),
+        *(6.0, 7.5, (("steps taken", "4"),), ("cy's disk is full",)),
+    )
+    slow = Verdict(Kind.SLOW_LINK, "n1", "ada", "n2", "bo", "the path from ada to bo is slow", Confidence.TOLD)
+    with closing(Journal(tmp_path)) as journal:
+        commits = [replace(record(k), verdict=hung if k == 2 else None) for k in (1, 2)]
+        noted = [
+            (1e9, Note("round 2: bo hung", NodeId("n2"), 2, hung)),
+            (1e9, Note("round 3: slow", None, 3, slow)),
+        ]
+        journal.append([], commits, [*noted, (1e9, Note("something else"))])
+
+    def blamed(*what: str) -> list[int]:
+        said = operator(cli.blame, *what, "--state-dir", str(tmp_path), "--json").splitlines()
+        return [json.loads(line)["round"] for line in said]
+
+    assert blamed() == blamed("bo") == blamed("n2") == [2, 3] and blamed("ada") == [3] and blamed("cy") == []
+    assert blamed("2") == [2] and blamed("3") == [3], "what is noted stands before its record does"
+    text = operator(cli.blame, "2", "--state-dir", str(tmp_path))
+    for part in (
+        "7.5 s slower than usual: hung trainer: bo (two sides say the same)",
+        "bo's trainer hung after step 4",
+        "steps taken 4",
+        "besides: cy's disk is full",
+    ):
+        assert part in text
+    assert "slow link: ada to bo (one member says so)" in operator(cli.blame, "3", "--state-dir", str(tmp_path))
+    assert "round 1 was as usual" in operator(cli.blame, "1", "--state-dir", str(tmp_path))
+    assert "round 9 is not committed" in operator(cli.blame, "9", "--state-dir", str(tmp_path))
 
 
 def test_a_pardon_is_left_for_the_coordinator(folder: str) -> None:

@@ -131,7 +131,8 @@ class Run:
         """What was held against a node, from the first decision to the last."""
         command = [*ATOLL, "blame", name, "--state-dir", str(self.folder / "c"), "--json"]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        return [json.loads(line)["evidence"]["offence"] for line in lines if line.startswith("{")]
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        return [decision["evidence"]["offence"] for decision in found if "evidence" in decision]
 
     def commit_after(self, committed: int) -> float:
         """Wait until a round after `committed` is committed; return when, in monotonic seconds."""
