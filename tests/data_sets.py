@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ class WebServer:
     cut_answers: int = 0  # so many answers end half-way
     redirect: str = ""  # URL that everything is answered with; empty: none
     hold: threading.Event | None = None  # waited for before each answer
+    delays: dict[str, float] = field(default_factory=dict)  # seconds before each answer, by the client's address
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -88,8 +90,8 @@ class WebServer:
 
 
 @contextmanager
-def web_server(folder: Path) -> Iterator[WebServer]:
-    """Serve the folder on a free port of this machine."""
+def web_server(folder: Path, host: str = "127.0.0.1") -> Iterator[WebServer]:
+    """Serve the folder on a free port of this machine's address."""
     served = WebServer(folder)
 
     class Handler(BaseHTTPRequestHandler):
@@ -100,6 +102,7 @@ def web_server(folder: Path) -> Iterator[WebServer]:
                 served.requests.append((name, span))
             if served.hold is not None:
                 served.hold.wait(30)
+            time.sleep(served.delays.get(self.client_address[0], 0.0))
             path = served.folder / name
             if served.redirect:
                 self.send_response(302)
@@ -138,8 +141,8 @@ def web_server(folder: Path) -> Iterator[WebServer]:
         def handle_error(self, *request: object) -> None:
             pass  # a client that went away
 
-    server = Server(("127.0.0.1", 0), Handler)
-    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = Server((host, 0), Handler)
+    served.url = f"http://{host}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -28,6 +28,7 @@ lacking NAME... [chunks=0,2] [attempt=1]           nobody gave them these sealed
 account NAME [KIND] [data=0] [still=0] [away=0] [clock=0]       what it will answer when it is asked to account for
                             a round, with an incident of that kind; who is not told so has nothing to tell
 mum NAME...                 they will not answer
+trouble NAME [KIND]         it tells of such incidents when it has every sealed chunk
 disconnect NAME... / connect NAME... / leave NAME...
 silent NAME... / talk NAME...      no heartbeats any more / again
 hang NAME... / move NAME...        heartbeats, but no progress / again
@@ -53,7 +54,7 @@ from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.run import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.incidents import IncidentKind
+from atoll.comm.incidents import IncidentKind, mask
 from atoll.comm.plan import Fence
 from atoll.coordinator.causes.account import Account, Incident
 from atoll.coordinator.service.view import view
@@ -95,6 +96,7 @@ class Run:
         self.leaves, self.reducers, self.blind = set[str](), set[str](), set[str]()
         self.lives_ago = 0
         self.accounts, self.mum = dict[NodeId, Account](), set[NodeId]()
+        self.troubles: dict[NodeId, int] = {}
         self.near: dict[NodeId, int] = {}  # regions
         self.said: list[str] = []
         self.passing = ""  # what was said of the round at this command and moment
@@ -232,6 +234,8 @@ class Run:
                 told = {k: float(v) for k, v in options.items()}
                 incidents = tuple(Incident(IncidentKind[w.upper()], 1.0) for w in words[1:])
                 self.accounts[self.node(words[0])] = Account(**told, incidents=incidents)  # type: ignore[arg-type]
+            case "trouble":
+                self.troubles[self.node(words[0])] = mask(IncidentKind[word.upper()] for word in words[1:])
             case "mum":
                 self.mum.update(map(self.node, words))
             case "pause":
@@ -301,7 +305,9 @@ class Run:
                 root = digest(options["word"].encode()) if "word" in options else root
                 measured, proven = self.measured(node), "proven" in options
                 seen = tuple((n, 100.0, 100.0) for n in self.near if n != node)
-                return ev.ReduceComplete(node, life, fence, root, 1000, 1000, 0.0, 0.0, *measured, proven, seen)
+                incidents = self.troubles.get(node, 0)
+                told_ = root, 1000, 1000, 0.0, 0.0, *measured, proven, seen, incidents
+                return ev.ReduceComplete(node, life, fence, *told_)
             case "lost":
                 assert fence is not None
                 return ev.PeerUnreachable(node, life, self.node(rest[0]), fence, "connection reset")

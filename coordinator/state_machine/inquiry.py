@@ -191,7 +191,7 @@ def advance(state: State, now: float, out: list[Effect]) -> State:
     if now < asked.until and (asked.unheard or next(awaited, None) is not None):
         return state
     seen = replace(asked.seen, members={n: _as_it_is(m, here.get(n)) for n, m in asked.seen.members.items()})
-    return replace(state, inquiry=_named(replace(asked, seen=seen, closed=True), out))
+    return replace(state, inquiry=_named(state, replace(asked, seen=seen, closed=True), out))
 
 
 def _as_it_is(seen: MemberSeen, member: Member | None) -> MemberSeen:
@@ -218,15 +218,18 @@ def with_digests(state: State) -> State:
 def end(state: State, out: list[Effect]) -> tuple[State, Verdict | None]:
     """The state without the inquiry, and its verdict, for the record that is about to be published."""
     if state.inquiry is None:
-        return state, None
-    return replace(state, inquiry=None), _named(state.inquiry, out).named
+        return replace(state, blamed=("", "", "")) if any(state.blamed) else state, None
+    found = _named(state, state.inquiry, out).named
+    return replace(state, inquiry=None, blamed=_about(found)), found
 
 
-def _named(asked: Inquiry, out: list[Effect]) -> Inquiry:
-    """The inquiry with its verdict, which is noted where it is news."""
-    was, seen = asked.named, asked.seen
+def _named(state: State, asked: Inquiry, out: list[Effect]) -> Inquiry:
+    """The inquiry with its verdict, which is noted where it is news: what lasts, and costs no time, is noted
+    once."""
+    seen = asked.seen
     found = verdict(replace(seen, accounts=asked.accounts))
-    if found is None or (was is not None and _same(was, found)):
+    lasts = found is not None and not found.seconds and _about(found) == state.blamed
+    if found is None or lasts or _about(found) == _about(asked.named):
         return replace(asked, named=found)
     slow = found.slower > 0 and seen.usual
     took = f" took {seen.total:.1f} s, usually {seen.usual_total:.1f}" if slow else ""
@@ -235,5 +238,5 @@ def _named(asked: Inquiry, out: list[Effect]) -> Inquiry:
     return replace(asked, named=found)
 
 
-def _same(a: Verdict, b: Verdict) -> bool:
-    return (a.kind, a.culprit, a.peer) == (b.kind, b.culprit, b.peer)
+def _about(found: Verdict | None) -> tuple[str, str, str]:
+    return ("", "", "") if found is None else (found.kind, found.culprit, found.peer)

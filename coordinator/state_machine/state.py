@@ -301,6 +301,7 @@ class State:
     credit: CreditBook = CreditBook()  # of `tokens`, all that were committed since the run keeps accounts
     paces: tuple[RoundPace, ...] = ()  # of the rounds before, by which the next are judged
     inquiry: Inquiry | None = None  # into the round of `pending`
+    blamed: tuple[str, str, str] = ("", "", "")  # kind, culprit and peer of the verdict on the latest record
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
