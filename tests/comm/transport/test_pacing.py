@@ -63,6 +63,15 @@ def test_what_tcp_does_not_let_through_is_not_taken_for_what_the_link_carries() 
     assert sender.run(1.0) > 0.9 * 10e6
 
 
+def test_a_trickle_on_a_busy_machine_is_not_taken_for_what_a_link_carries_of_which_nothing_is_known() -> None:
+    """Such a machine answers late, which looks like a queue; a pace of a few kB a second would never be left, for a
+    piece is more than passes while it is looked at."""
+    pace, now, moved = LinkPacer(), 0.0, 0
+    for _ in range(40):
+        now, moved = now + LOOK, moved + 300
+        assert pace.look(now, moved, moved, 0.02, 0.2, known=0.0) == 0.0
+
+
 def test_queues_at_all_peers_do_not_make_a_node_slower_than_its_link_is_known_to_be() -> None:
     sender = Sender(10e6, 0.05, elsewhere=0.2)
     sender.run(2.0, known=10e6)
