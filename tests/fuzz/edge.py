@@ -179,6 +179,16 @@ def play(data: bytes) -> None:
     edge.end()
 
 
+def _account() -> pb.RoundAccount:
+    """A member's account of a round in which much went wrong."""
+    account = pb.RoundAccount(steps=3, computing=1.0, data=2.0, still=4.0, paused=1.0, away=2.0, clock=60.0)
+    for kind in range(1, 15):
+        account.incidents.add(kind=kind, age=1.0, node_id="n2" if kind % 2 else "", value=kind)
+    figures = {"busy": 1.0, "usual": 1e6, "rtt": 0.1, "queue": 0.1, "mute": 6.0, "deaf": 1.0}
+    account.links.add(node_id="n3", sent=10**6, received=10**6, segments=1000, resent=100, **figures)
+    return account
+
+
 def script() -> bytes:
     """A round of good behaviour with a report of each kind in between."""
     terms: Any = {"norms": [1.0] * 8, "dots": [0.5] * 8, "reference": 1.0}
@@ -193,7 +203,8 @@ def script() -> bytes:
         pb.ReportRequest(chunk_forged=pb.ChunkForged(node_id="n2", chunk=1)),
         pb.ReportRequest(chunks_missing=pb.ChunksMissing(chunks=b"\x05")),
         pb.ReportRequest(loss_evaluated=pb.LossEvaluated(round=1, loss=2.0)),
-        pb.ReportRequest(leave=pb.Leave(reason="bye")),
+        pb.ReportRequest(round_account=_account()),
+        pb.ReportRequest(leave=pb.Leave(reason="bye", incidents=4)),
     ]
     out = b"\1\1\1\0"
     for report in reports:

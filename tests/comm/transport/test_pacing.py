@@ -64,8 +64,8 @@ def test_what_tcp_does_not_let_through_is_not_taken_for_what_the_link_carries() 
 
 
 def test_a_trickle_on_a_busy_machine_is_not_taken_for_what_a_link_carries_of_which_nothing_is_known() -> None:
-    """Such a machine answers late, which looks like a queue; a pace of a few kB a second would never be left, for a
-    piece is more than passes while it is looked at."""
+    """Such a machine answers late, which looks like a queue; a pace of a few kB a second would never be left, for
+    a piece is more than passes while it is looked at."""
     pace, now, moved = LinkPacer(), 0.0, 0
     for _ in range(40):
         now, moved = now + LOOK, moved + 300

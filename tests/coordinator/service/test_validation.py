@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.incidents import IncidentKind
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.causes.account import Account, Incident, LinkAccount
 from atoll.coordinator.service import validation
 from atoll.coordinator.state_machine import events as ev
 
@@ -59,7 +61,7 @@ def test_every_report_becomes_its_event() -> None:
     assert event(loss_evaluated=pb.LossEvaluated(round=8, loss=3.0)) == ev.LossEvaluated(ADA, 7, 8, 3.0)
     lost = pb.PeerUnreachable(node_id="n2", reason="reset\x1b[31m\n")
     assert event(peer_unreachable=lost) == ev.PeerUnreachable(ADA, 7, NodeId("n2"), MINE, "reset[31m")
-    assert event(leave=pb.Leave(reason="bye")) == ev.Leaving(ADA, 7, "bye")
+    assert event(leave=pb.Leave(reason="bye", incidents=4)) == ev.Leaving(ADA, 7, "bye", 4)
     audit = pb.AuditReported(chunk=3, digest=DIGEST, receipts=[b"r", b"s"], silent=[2], shown=b"x", relay=1)
     found = ev.AuditReported(ADA, 7, MINE, 3, DIGEST, (b"r", b"s"), (2,), b"x", 0)
     assert event(audit_reported=audit) == found
@@ -69,6 +71,16 @@ def test_every_report_becomes_its_event() -> None:
     likeness, said = ev.Likeness(0.5, 2.0), (ADA, 7, MINE.round, NodeId("n3"), True)
     assert event(replay_reported=replay) == ev.ReplayReported(*said, likeness, (likeness,) * 16)
     assert event(replay_reported=pb.ReplayReported(node_id="n3", shown=True)) == ev.ReplayReported(*said)
+    told_of = pb.RoundAccount(steps=3, computing=1.5, data=0.5, still=2.0, paused=4.0, away=8.0, clock=-0.25)
+    told_of.incidents.add(kind=10, age=1.5, node_id="n2", value=-9)
+    told_of.incidents.add(kind=31)  # of a newer version
+    link = {"busy": 0.5, "usual": 8.0, "rtt": 0.25, "queue": 0.125, "mute": 3.0, "deaf": 1.0}
+    for _ in range(40):
+        told_of.links.add(node_id="n3", sent=1, received=2, segments=4, resent=1 << 60, **link)
+    lost_one = Incident(IncidentKind.STATE_DIFFERED, 1.5, NodeId("n2"), -9.0)
+    path = LinkAccount(NodeId("n3"), 1, 2, 0.5, 8.0, 4, 1 << 50, 0.25, 0.125, 3.0, 1.0)
+    account = Account(3, 1.5, 0.5, 2.0, 4.0, 8.0, -0.25, (lost_one,), (path,) * 16)
+    assert event(round_account=told_of) == ev.RoundAccounted(ADA, 7, 4, account)
 
 
 def test_a_rate_that_no_link_has_is_not_known() -> None:
@@ -130,6 +142,16 @@ def sealed(**terms: Any) -> pb.ChunksSealed:
         {"peer_unreachable": pb.PeerUnreachable(node_id="ghost", reason="reset")},
         {"peer_unreachable": pb.PeerUnreachable(node_id="", reason="reset")},
         {"chunk_forged": pb.ChunkForged(node_id="ghost", chunk=0)},
+        {"round_account": pb.RoundAccount(still=-1.0)},
+        {"round_account": pb.RoundAccount(data=math.nan)},
+        {"round_account": pb.RoundAccount(clock=math.inf)},
+        {"round_account": pb.RoundAccount(incidents=[pb.Incident(kind=1, age=-1.0)])},
+        {"round_account": pb.RoundAccount(incidents=[pb.Incident(kind=1, value=math.nan)])},
+        {"round_account": pb.RoundAccount(incidents=[pb.Incident(kind=1, node_id="ghost")])},
+        {"round_account": pb.RoundAccount(links=[pb.LinkAccount(node_id="")])},
+        {"round_account": pb.RoundAccount(links=[pb.LinkAccount(node_id="n2", busy=math.nan)])},
+        {"round_account": pb.RoundAccount(links=[pb.LinkAccount(node_id="n2", usual=-1.0)])},
+        {"round_account": pb.RoundAccount(links=[pb.LinkAccount(node_id="n2", mute=1e9)])},
         {"peer_unreachable": pb.PeerUnreachable(node_id="n-1", reason="reset")},
         {"peer_unreachable": pb.PeerUnreachable(node_id="n\u0663", reason="reset")},
     ],

@@ -7,6 +7,7 @@ namespaces, several times each. Prints a table, and writes it where it is told. 
 import argparse
 import dataclasses
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file to append the trials to, JSON lines")
     parser.add_argument("--keep", type=Path, help="folder that keeps the runs' logs")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, too
     if why := unavailable():
         print(why, file=sys.stderr)
         return 1
