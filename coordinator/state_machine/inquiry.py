@@ -70,7 +70,8 @@ def _failed(state: State, record: CommitRecord) -> bool:
         if member.suspected is not None or not member.connected:
             return True
         slow = 0 < member.pace < SLOW_PACE * member.usual_pace
-        if not member.rests and (node not in record.contributors or (node not in r.reached and slow)):
+        rested = member.rests and node not in r.idled
+        if not rested and (node not in record.contributors or (node not in r.reached and slow)):
             return True
     return False
 
@@ -92,6 +93,7 @@ def _member_seen(state: State, record: CommitRecord, member: Member, now: float)
     closed, planned = r.closed_at or now, r.planned_at or now
     contribution = r.ledger.contributions.get(node)
     entered = r.participants.get(node, r.started_at)
+    waited = node in r.idled or r.gone.get(node) is Standing.STALLED  # for its steps, in vain
     measured = (at.reached or at.contributed) and not r.restarts
     return MemberSeen(
         member.name,
@@ -106,7 +108,7 @@ def _member_seen(state: State, record: CommitRecord, member: Member, now: float)
         pace=member.pace if measured else 0.0,
         usual=member.usual_pace,
         incidents=r.farewells.get(node, 0),
-        rests=member.rests or member.role == REDUCER or entered > r.started_at,
+        rests=(member.rests and not waited) or member.role == REDUCER or entered > r.started_at,
     )
 
 

@@ -339,7 +339,10 @@ def go_on_without(state: State, out: list[Effect]) -> State:
     if worked := [n for n in without if n not in unstepped]:
         work = f"{'its' if len(worked) == 1 else 'their'} work counts in the next"
         out.append(Note(f"round {r.number} goes on without {state.names(worked)}; {work}"))
-    return replace(state, members=who.set_idle(state.members, unstepped)) if unstepped else state
+    if not unstepped:
+        return state
+    round_ = replace(r, idled=r.idled.union(unstepped))
+    return replace(state, members=who.set_idle(state.members, unstepped), round=round_)
 
 
 def _unstepped(state: State, nodes: Iterable[NodeId]) -> list[NodeId]:

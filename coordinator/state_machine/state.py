@@ -162,6 +162,7 @@ class RoundState:
     # who told that who gave other bytes than the ledger's, in whichever attempt
     spoiled: tuple[Pair, ...] = ()
     late: frozenset[NodeId] = frozenset()  # who did not finish an attempt in its time
+    idled: frozenset[NodeId] = frozenset()  # that were waited for in vain, and rest from then on
     restarts: int = 0  # of the coordinator
     stalled: float = 0.0  # seconds in which the journal took no writes
     # measures the validation loss of the state this round starts from; None: it is measured, or nobody can

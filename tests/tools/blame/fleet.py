@@ -24,6 +24,7 @@ from data_sets import WebServer, web_server, write_data_set
 from e2e.harness import ATOLL, ROOT, Run, until
 
 from atoll.coordinator.causes.explanation import Verdict
+from atoll.coordinator.causes.slowness import MIN_ROUNDS
 from atoll.coordinator.monitor.blame import RoundVerdict
 from atoll.coordinator.service.journal import MAX_NOTES, Journal
 from atoll.coordinator.state_machine.events import CommitRecord
@@ -169,6 +170,7 @@ class Fleet(Run):
         while time.monotonic() < deadline:
             latest = self.records()[-USUAL_ROUNDS:]
             whole = [r for r in latest if r.verdict is None and len(r.contributors) == len(NAMES) and not r.void]
+            whole = [r for r in whole if r.round > MIN_ROUNDS]  # no round before that is slow
             newer = {v.round for v in self.noted() if latest and v.round > latest[-1].round}
             if len(whole) == USUAL_ROUNDS and not newer:
                 return True
