@@ -27,7 +27,6 @@ PEAK_WINDOW = 2.0  # seconds over which the highest rate is looked for
 PEAK_SHARE = 0.96  # share of the highest rate that counts: the highest of several is a little too high by chance
 MAX_FALL_RATIO = 0.85  # times the pace: lower it does not fall in one step
 BURST_TIME = 0.15  # seconds in which a queue of a burst is gone
-MIN_CARRIED_BYTES = 1 << 16  # in RATE_WINDOW: less says nothing of a link of which nothing is known
 STANDING_SHARE = 0.5  # share of the delay that is a queue at a moment: a standing queue is known sooner
 MIN_QUEUE_DELAY = 0.015  # seconds of delay that are a queue; below, they are noise
 MIN_QUEUE_TRIP_SHARE = 0.2  # share of the round trip that is a queue; below, it is noise
@@ -64,11 +63,10 @@ class LinkPacer:
         best = max(_recent(self._carried, now, carried, PEAK_WINDOW))
         stands = min(_recent(self._queues, now, queue, BURST_TIME))
         full = STANDING_SHARE * max(MIN_QUEUE_DELAY, MIN_QUEUE_TRIP_SHARE * rtt)
-        trickles = not known and acked - acked_then < MIN_CARRIED_BYTES
-        if now < self._judge_at or trickles:
+        if now < self._judge_at or not known:
             return self.rate
         if stands > full:
-            carries = max(known, min(PEAK_SHARE * best, MAX_LEAP_RATIO * known)) if known else carried
+            carries = max(known, min(PEAK_SHARE * best, MAX_LEAP_RATIO * known))
             share = max(FULL_LINK_RATIO - (stands - full) / DRAIN_TIME, MIN_PACE_SHARE)
             self.rate, self._step = max(share * carries, MAX_FALL_RATIO * self.rate), FIRST_RISE
             self._judge_at = now + rtt

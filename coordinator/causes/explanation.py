@@ -5,7 +5,7 @@
     conditions    something is wrong that the round shows no trace of: a full disk, a clock
 
 A break outweighs slowness, which follows breaks as well; slowness outweighs a condition where it explains most of
-what the round took too long. Of the same weight, what explains more seconds is the verdict.
+what the round took too long, and somebody was slow. Of the same weight, what explains more seconds is the verdict.
 """
 
 from collections.abc import Iterable, Sequence
@@ -107,6 +107,8 @@ def choose(found: Iterable[Explanation], slower: float) -> list[Explanation]:
 def _weight(explanation: Explanation, slower: float) -> float:
     if explanation.weight is not Weight.SLOWNESS:
         return explanation.weight
+    if not explanation.culprit:
+        return Weight.CONDITION - 0.25  # it names nobody
     much = explanation.seconds >= max(SLOWNESS_SHARE * slower, MIN_EXCESS_SECONDS)
     return Weight.SLOWNESS if much else Weight.CONDITION - 0.5
 

@@ -60,6 +60,7 @@ def by_paths(seen: Observations) -> Iterator[Explanation]:
     broken = list(_broken(seen))
     yield from broken
     if not broken:
+        yield from _lost(seen)
         slow = dict(_slow_paths(seen))
         lossy = {path: s for path, s in _links(seen) if _is_lossy(s)}
         yield from _common(seen, Kind.PACKET_LOSS, lossy, slow)
@@ -113,8 +114,9 @@ def _broken(seen: Observations) -> Iterator[Explanation]:
     living = [pair for pair in pairs if len(pair) == 2 and pair <= alive and not _spoils_between(seen, pair)]
     cuts: dict[Path, Confidence] = {}
     vague: set[Path] = set()
-    for pair in living:
-        a, b = sorted(pair, key=lambda n: int(n[1:]))
+    for a, b in (sorted(pair, key=lambda n: int(n[1:])) for pair in living):
+        if _carries(seen, a, b):
+            continue
         if (cut := _direction(seen, a, b)) is not None:
             cuts[cut[0]] = cut[1]
         else:
@@ -136,12 +138,37 @@ def _broken(seen: Observations) -> Iterator[Explanation]:
     for culprit, peer, of in _ends(seen, vague):
         name, others = seen.name(culprit), seen.names({n for path in of for n in path} - {culprit})
         sentence = f"{name} and {others} cannot reach each other" if peer else f"{name} can reach none of {others}"
-        told = any(seen.account(a).link(b) for pair in of for a, b in (pair, pair[::-1]))
+        both = any(_misses(seen, a, b) and _misses(seen, b, a) for a, b in of)
         yield Explanation(
             *(Kind.PARTITION, culprit, sentence, Weight.BREAK, seen.exchange_excess),
-            Confidence.AGREED if told else Confidence.TOLD,
+            Confidence.AGREED if both else Confidence.TOLD,
             peer=peer or "",
         )
+
+
+def _misses(seen: Observations, node: NodeId, peer: NodeId) -> bool:
+    """Whether a member says of another that nothing passes between them."""
+    link = seen.account(node).link(peer)
+    return (node, peer) in seen.broken or (link is not None and link.mute >= MUTE_SECONDS)
+
+
+def _lost(seen: Observations) -> Iterator[Explanation]:
+    """Who gave up whom, though the path between them carried what it was given."""
+    pairs = {(a, b) for a, b in seen.broken if a != b and _carries(seen, a, b)}
+    for culprit, peer, of in _ends(seen, pairs):
+        name, others = seen.name(culprit), seen.names({n for path in of for n in path} - {culprit})
+        who = f"{name} gave up {others}" if {a for a, _ in of} == {culprit} else f"{others} gave up {name}"
+        sentence = f"{who}, though the paths between them carried what they were given"
+        yield Explanation(
+            *(Kind.UNKNOWN, culprit, sentence, Weight.SLOWNESS, seen.exchange_excess, Confidence.AGREED),
+            peer=peer or "",
+        )
+
+
+def _carries(seen: Observations, a: NodeId, b: NodeId) -> bool:
+    """Whether both ends of a path say that it carried what it was given, both ways."""
+    links = seen.account(a).link(b), seen.account(b).link(a)
+    return all(link is not None and link.sent and link.received and link.mute < MUTE_SECONDS for link in links)
 
 
 def _spoils_between(seen: Observations, pair: frozenset[NodeId]) -> bool:

@@ -20,6 +20,8 @@ MIN_LATE_SHARE = 0.1  # the same, of what a round usually takes
 MIN_AWAY_SECONDS = 1.5  # for which a member missed the coordinator: it lived meanwhile
 HUNG_SECONDS, HUNG_STEPS = 3.0, 8.0  # without a step after which a trainer hangs: so many, or such times of a step
 SLOW_PACE = 0.8  # times the usual pace: a member that is slower than that is slow
+ALL_SLOWER = 0.85  # times the usual pace: members that are all slower than that
+STANDS_OUT = 0.7  # times what the others have of their usual paces: whose share is less stands out
 SLOW_AMONG_OTHERS = 0.7  # times the others' pace, where nobody's usual one is known
 DATA_SHARE = 0.4  # share of the seconds that a member was late, or stood still, in which it waited for data
 
@@ -38,12 +40,47 @@ def by_members(seen: Observations) -> Iterator[Explanation]:
             found.append(_gone(seen, node, member, max(seconds, seen.excess)))
         elif seconds >= least or missing or member.standing is not Standing.HERE:
             found.append(_late(seen, node, member, seconds))
+        elif _stands_out(seen, node, member):  # the round closed without most of its steps, soon after the others
+            found.append(
+                _late(seen, node, member, max(seconds, _longer(seen, "inner") + _longer(seen, "collect")))
+            )
         elif (memory := seen.account(node).had(IncidentKind.OUT_OF_MEMORY)) is not None:
             found.append(_died(seen, node, memory, seconds))  # and it was in time all the same
     if len(starving := _starving(seen)) > 1 and 2 * len(starving) > len(seen.members):
         yield _store(seen, starving)
         found = [e for e in found if e.kind is not Kind.SLOW_DATA_STORE]
     yield from found
+
+
+def by_all(seen: Observations) -> Iterator[Explanation]:
+    """Machines on which all members computed more slowly than usual, and none stands out."""
+    at_work = {n: m for n, m in seen.members.items() if m.pace and m.usual and not m.rests}
+    shares = [m.pace / m.usual for m in at_work.values()]
+    if len(shares) < 2 or max(shares) >= 1 or not STANDS_OUT * median(shares) < min(shares) < ALL_SLOWER:
+        return
+    inner = seen.seconds.get("inner", 0.0)
+    times = (inner if m.reached is None else m.reached for m in at_work.values())
+    if (
+        median(shares) < ALL_SLOWER
+        and (longer := median(times) - seen.usual.get("inner", inner)) > MIN_LATE_SECONDS
+    ):
+        percent = 100 * (1 - median(shares))
+        sentence = f"all members were slower than usual, by {percent:.0f} % in the middle, and none stands out"
+        yield Explanation(Kind.SLOW_COMPUTE, "", sentence, Weight.SLOWNESS, longer, Confidence.SEEN)
+
+
+def _longer(seen: Observations, phase: str) -> float:
+    """Seconds by which a phase took longer than usual."""
+    took = seen.seconds.get(phase, 0.0)
+    return max(took - seen.usual.get(phase, took), 0.0)
+
+
+def _stands_out(seen: Observations, node: NodeId, member: MemberSeen) -> bool:
+    """Whether a member did not come to its steps, being slower than usual, and than the others are by theirs."""
+    if member.rests or member.reached is not None or not 0 < member.pace < SLOW_PACE * member.usual:
+        return False
+    others = [m.pace / m.usual for n, m in seen.members.items() if n != node and m.pace and m.usual]
+    return not others or member.pace / member.usual <= STANDS_OUT * median(others)
 
 
 def _starving(seen: Observations) -> dict[NodeId, float]:

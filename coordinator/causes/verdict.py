@@ -5,8 +5,6 @@ Each rule (`trainers`, `paths`, `machines`) tells what it finds and how many sec
 (`state_machine.conduct` charges, on evidence of its own): it is for people, and how it is known is said with it.
 """
 
-from statistics import median
-
 from atoll.coordinator.causes.explanation import (
     MIN_EXCESS_SECONDS,
     Confidence,
@@ -20,10 +18,9 @@ from atoll.coordinator.causes.explanation import (
 from atoll.coordinator.causes.machines import by_clocks, by_coordinator, by_disks, by_states
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.causes.paths import by_exchange, by_paths
-from atoll.coordinator.causes.trainers import by_members
+from atoll.coordinator.causes.trainers import by_all, by_members
 
-RULES = (by_coordinator, by_states, by_members, by_paths, by_exchange, by_disks, by_clocks)
-ALL_SLOWER = 0.85  # times the usual pace: members that are all slower than that
+RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_exchange, by_disks, by_clocks)
 
 
 def verdict(seen: Observations) -> Verdict | None:
@@ -46,13 +43,7 @@ def of_void(names: str, differed: bool) -> Verdict:
 
 
 def _unknown(seen: Observations, found: list[Explanation]) -> Explanation:
-    """What can be said where no rule says more: that all were slow, for whom the round waited, or in what
-    phase."""
-    shares = [m.pace / m.usual for m in seen.members.values() if m.pace and m.usual]
-    if len(shares) > 1 and median(shares) < ALL_SLOWER and max(shares) < 1:
-        percent = 100 * (1 - median(shares))
-        sentence = f"all members were slower than usual, by {percent:.0f} % in the middle, and none stands out"
-        return Explanation(Kind.SLOW_COMPUTE, "", sentence, Weight.SLOWNESS, seen.excess, Confidence.SEEN)
+    """What can be said where no rule says more: for whom the round waited, or in what phase."""
     if found:
         return found[0]
     if seen.attempts > 1:

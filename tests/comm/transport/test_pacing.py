@@ -22,9 +22,10 @@ class Sender:
     sent: float = 0.0
     acked: float = 0.0
     longest: float = 0.0  # seconds of its queue
+    estimate: LinkEstimate = field(default_factory=LinkEstimate)
 
     def run(self, seconds: float, known: float = 0.0) -> float:
-        """The rate at which bytes were acknowledged."""
+        """The rate at which bytes were acknowledged; `known`: what the link was seen to carry before."""
         began, acked = self.now, self.acked
         while self.now < began + seconds:
             self.now += LOOK
@@ -32,7 +33,10 @@ class Sender:
             self.acked += min(LOOK * self.link, self.sent - self.acked)
             queue = (self.sent - self.acked) / self.link
             self.longest = max(self.longest, queue)
-            self.pace.look(self.now, int(self.sent), int(self.acked), self.rtt, queue + self.elsewhere, known)
+            counters = int(self.acked), int(self.sent)
+            self.estimate.add(self.now, *counters)
+            known = max(known, self.estimate.rate)
+            self.pace.look(self.now, *counters[::-1], self.rtt, queue + self.elsewhere, known)
         return (self.acked - acked) / seconds
 
 
@@ -63,12 +67,13 @@ def test_what_tcp_does_not_let_through_is_not_taken_for_what_the_link_carries() 
     assert sender.run(1.0) > 0.9 * 10e6
 
 
-def test_a_trickle_on_a_busy_machine_is_not_taken_for_what_a_link_carries_of_which_nothing_is_known() -> None:
-    """Such a machine answers late, which looks like a queue; a pace of a few kB a second would never be left, for
-    a piece is more than passes while it is looked at."""
+@pytest.mark.parametrize("step", [300, 20_000])  # bytes between two looks
+def test_a_node_that_knows_nothing_of_its_link_is_free_whatever_delay_it_sees(step: int) -> None:
+    """A busy machine answers late, which looks like a queue: what little it sends meanwhile, or begins with, would
+    be its pace for good."""
     pace, now, moved = LinkPacer(), 0.0, 0
     for _ in range(40):
-        now, moved = now + LOOK, moved + 300
+        now, moved = now + LOOK, moved + step
         assert pace.look(now, moved, moved, 0.02, 0.2, known=0.0) == 0.0
 
 

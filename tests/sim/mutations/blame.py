@@ -172,9 +172,9 @@ MUTATIONS = [
         "tests/comm/transport/test_path_tally.py",
     ),
     Mutation(
-        "a trickle is what a link carries",
+        "a node that knows nothing of its link has a pace",
         "comm/transport/pacing.py",
-        "if now < self._judge_at or trickles:",
+        "if now < self._judge_at or not known:",
         "if now < self._judge_at:",
         "tests/comm/transport/test_pacing.py",
     ),
