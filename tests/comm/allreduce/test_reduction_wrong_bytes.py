@@ -100,6 +100,7 @@ def test_a_contributor_of_malformed_bytes_is_named_and_the_others_go_on_without_
                 await members[0].reports.until(lambda reports: bool(reports.blamed))
                 node, sentence = members[0].reports.blamed[0]
                 assert node == name(2) and "its contribution to chunk" in sentence and "scale" in sentence
+                assert set(members[0].reports.spoilers) == {name(2)}
                 second = survive(plan, 2, {})
                 for member in members[:2]:
                     member.reduction.replan(second)
@@ -121,6 +122,7 @@ def test_an_owner_of_malformed_bytes_is_named() -> None:
                 await frames.send(link, header, b"\xff" * size)
                 await member.reports.until(lambda reports: any("refused" in s for _, s in reports.blamed))
                 assert "chunk 0 as it sent it was refused" in member.reports.blamed[-1][1]
+                assert member.reports.spoilers == [name(1)]
                 link.close()
 
     run(body())

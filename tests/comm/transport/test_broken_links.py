@@ -56,6 +56,22 @@ def test_a_link_that_breaks_in_the_middle_of_a_frame_is_replaced_and_nothing_is_
     run(body())
 
 
+def test_whose_link_brings_what_nobody_can_have_sent_is_told() -> None:
+    async def body() -> None:
+        async with pair() as (a, b):
+            here, there = Notes(), Notes(1, {0: b"one"})
+            meet(a, b, here, there)
+            await until(lambda: bool(a.peers.links()) and bool(b.peers.links()))
+            await b.peers.links()[0][1].write(b"\xff" * frames.HEADER.size)
+            await until(lambda: bool(here.spoilers))
+            assert here.spoilers == [B] and there.spoilers == []
+            await here.until(lambda: bool(here.rejoined))
+            post(b, A, 0)
+            await here.until(lambda: bool(here.arrivals))
+
+    run(body())
+
+
 def test_what_a_link_could_not_send_is_the_next_that_is_sent() -> None:
     async def body() -> None:
         async with pair() as (a, b):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from socket_pairs import NOISE, between
 
-from atoll.comm.transport.connection import Link, LinkBroken, LinkClosed
+from atoll.comm.transport.connection import Link, LinkBroken, LinkClosed, LinkSpoiled
 
 # TLS
 
@@ -96,6 +96,33 @@ def test_a_session_that_is_ended_in_order_is_closed(contexts: Any) -> None:
             await here.read(4)
         with pytest.raises(LinkClosed):
             await here.read(1)
+
+    between(talk)
+
+
+def test_bytes_that_change_on_their_way_are_said_to_be_spoiled_and_only_where_they_came(contexts: Any) -> None:
+    server, client, _ = contexts
+
+    async def talk(here: Link, there: Link) -> None:
+        await asyncio.gather(here.secure(client, False, 5), there.secure(server, True, 5))
+        push = there.push
+
+        async def changed(rest: list[memoryview]) -> None:
+            whole = bytearray(b"".join(rest))
+            whole[-100] ^= 1
+            await push([memoryview(whole)])
+
+        there.push = changed  # type: ignore[method-assign]
+        await there.write(NOISE[:1000])
+        with pytest.raises(LinkSpoiled, match="the TLS session broke"):
+            await here.read(1000)
+        there.push = push  # type: ignore[method-assign]
+        with suppress(LinkBroken):
+            await here.write(b"what follows is the alert that says so")
+        here.close()
+        with pytest.raises(LinkBroken) as other:
+            await there.read(1)
+        assert not isinstance(other.value, LinkSpoiled)
 
     between(talk)
 

@@ -176,6 +176,7 @@ def test_on_a_full_disk_nothing_leaves_until_there_is_room(
             c.journal._db.execute("pragma max_page_count = 1073741823")
             await asyncio.wait_for(asyncio.gather(*held_up), SOON)
             assert not c.event_loop.trouble and (await ada.report(layout_reported=layout)).known
+            assert c.event_loop.state.round.stalled > 0
             assert await healthy(c)
             assert (await get(c, "/healthz")) == (200, b"ok\n")
 

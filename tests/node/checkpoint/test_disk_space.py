@@ -9,6 +9,7 @@ import pytest
 from checkpointed_node import CHUNKS, LAYOUT, PLENTY, RUN, WHOLE, Node, run, sealed
 
 from atoll.comm.ids import Round
+from atoll.comm.incidents import IncidentKind
 from atoll.node.checkpoint import policy, snapshots
 from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
 from atoll.node.checkpoint.checkpointer import Checkpointer
@@ -24,12 +25,14 @@ def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pyte
         await node.commit(1)
         have[0] = 100
         await node.commit(2, 3, 4)
+        assert node.disk.incidents == (IncidentKind.DISK_FULL,)
         assert "MB for it" in node.disk.trouble and caplog.text.count("not kept on disk") == 1
         assert len(node.queued) <= policy.QUEUED_ROUNDS_LIMIT and node.disk.durable_round == 1
         node.disk.release_buffers()
         assert not node.queued and len(node.free_buffers) == 4 * CHUNKS.count
         have[0] = PLENTY
         await node.commit(5)
+        assert not node.disk.incidents
         assert not node.disk.trouble and node.disk.durable_round == 5, "a snapshot closes the gap"
         again = Node(tmp_path)
         assert again.disk.restore() == 5 and again.state() == node.state()

@@ -1,6 +1,7 @@
 """The client against a coordinator of a few lines: what the pure classes decide happens on a real connection."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -135,6 +136,25 @@ def test_a_lost_session_is_told_and_the_next_one_begins_with_nothing() -> None:
             client.report(state(4))
             with pytest.raises(Refused, match="its disk is full"):
                 await client.send_reports()
+
+    run(body())
+
+
+def test_heartbeats_tell_how_far_the_clock_is_off_and_how_long_nobody_answered() -> None:
+    async def body() -> None:
+        async with joined() as (coordinator, client):
+            began = time.monotonic()
+            coordinator.ack = pb.Ack(known=True, now=time.time() - 3600)
+            await client.heartbeat(pb.HeartbeatRequest())
+            assert client.clock.seconds == pytest.approx(3600, abs=10)
+            assert client.longest_outage(began, time.monotonic()) == 0
+            client._note_silence("it is away")
+            assert 0 < client.longest_outage(began, time.monotonic()) < 20, "it lasts"
+            await client.heartbeat(pb.HeartbeatRequest())
+            ended = time.monotonic()
+            lasted = client.longest_outage(began, ended)
+            assert 0 < lasted == client.longest_outage(began, ended + 60) <= ended - began
+            assert client.longest_outage(ended, ended + 60) == 0
 
     run(body())
 

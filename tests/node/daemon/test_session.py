@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.comm.ids import Round
+from atoll.comm.incidents import IncidentKind
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
@@ -50,3 +51,26 @@ def test_a_node_says_what_is_held_against_it_and_when_that_is_over(
 
     asyncio.run(body())
     assert caplog.messages == ["its work is not taken", "this node's chunks and work are taken again"]
+
+
+def test_a_node_accounts_for_a_round_once_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def watch() -> AsyncIterator[pb.View]:
+        for account in (0, 7, 7, 0, 8):
+            yield pb.View(committed=7, account=account)
+
+    async def body() -> None:
+        options, told = JoinOptions(tmp_path, "127.0.0.1:0", "", "ada", 1.0), list[pb.ReportRequest]()
+        async with CoordinatorSession.opened(
+            Invite("127.0.0.1:1", "run", "token"), NodeConfig(), options, Nothing()
+        ) as member:
+            monkeypatch.setattr(member.control, "watch", watch)
+            monkeypatch.setattr(member.control, "report", lambda report, more=False: told.append(report))
+            member.accountant.record(IncidentKind.STATE_CHANGED, value=2)
+            async for _ in member.views():
+                pass
+        assert [r.fence.round for r in told] == [7, 8]
+        assert [[i.kind for i in r.round_account.incidents] for r in told] == [[], [IncidentKind.STATE_CHANGED]]
+
+    asyncio.run(body())

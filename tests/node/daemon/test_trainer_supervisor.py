@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from atoll.comm.config.run import MembersConfig, RunConfig
+from atoll.comm.incidents import IncidentKind
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon import trainer_supervisor
 from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, end_launcher
@@ -299,9 +300,15 @@ def test_the_signal_that_ended_a_trainer_is_named_with_what_it_said_last(
         spec = TrainerSpec(
             RunConfig(), NodeConfig(max_restarts=0), command=("sh", "-c", "echo ranks 0 1; kill -9 $$")
         )
-        supervisor = TrainerSupervisor(spec, tmp_path, lambda _: None, lambda: None)
+        deaths: list[tuple[IncidentKind, int]] = []
+        supervisor = TrainerSupervisor(
+            spec, tmp_path, lambda _: None, lambda: None, lambda kind, code: deaths.append((kind, code))
+        )
         supervisor._took_part = True
-        await supervisor.run()
+        try:
+            await supervisor.run()
+        finally:
+            assert deaths == [(IncidentKind.TRAINER_DIED, -9)]
 
     with pytest.raises(TrainerFailed, match=r"round: it was killed by SIGKILL; it last said: ranks 0 1 \(see "):
         asyncio.run(asyncio.wait_for(story(), 120))
