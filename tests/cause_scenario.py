@@ -60,14 +60,14 @@ class Run:
                 self.members(words, options)
             case "broken" | "forged":
                 pair = self.node(words[0]), self.node(words[1])
-                self.seen = replace(seen, **{verb: (*getattr(seen, verb), pair)})
+                told = {verb: (*getattr(seen, verb), pair)}
+                self.seen = replace(seen, **told)  # type: ignore[arg-type]
             case "differed":
                 self.seen = replace(seen, differed=seen.differed.union(map(self.node, words)))
             case "late":
                 self.seen = replace(seen, late=seen.late.union(map(self.node, words)))
             case "account":
-                told = {k: int(v) if k == "steps" else v for k, v in numbers.items()}
-                self.account(words[0], **told)
+                self.account(words[0], **{k: int(v) if k == "steps" else v for k, v in numbers.items()})
             case "incident":
                 kind, peer = IncidentKind[words[1].upper()], self.node(words[2]) if words[2:] else None
                 happened = Incident(kind, numbers.get("age", 1.0), peer, numbers.get("value", 0.0))
@@ -77,9 +77,9 @@ class Run:
                 self.link(words[0], words[1], numbers)
             case "paths":
                 for name in words:
-                    for peer in words:
-                        if peer != name:
-                            self.link(name, peer, numbers)
+                    for other in words:
+                        if other != name:
+                            self.link(name, other, numbers)
             case "before":
                 times = int(numbers.pop("times", 1))
                 for _ in range(times):

@@ -18,7 +18,8 @@ MAX_FACTS, MAX_BESIDE = 8, 3
 SLOWNESS_SHARE = (
     0.5  # of what the round took too long: a slowness that explains less is no better than a condition
 )
-MIN_EXCESS_SECONDS = 0.5  # of a round: less is no slowness to be explained
+# Of a round, so many and so much of what rounds usually take: what is less is no slowness to be explained.
+MIN_EXCESS_SECONDS, MIN_EXCESS_SHARE = 0.75, 0.05
 
 
 class Kind(StrEnum):
@@ -97,20 +98,21 @@ class Verdict:
     beside: tuple[str, ...] = ()  # sentences: what else was found
 
 
-def choose(found: Iterable[Explanation], slower: float) -> list[Explanation]:
-    """The explanations of a round that took `slower` seconds longer than usual, the one to blame first."""
+def choose(found: Iterable[Explanation], slower: float, usual: float) -> list[Explanation]:
+    """The explanations of a round that took `slower` seconds longer than the `usual` ones, the one to blame
+    first."""
+    least = max(SLOWNESS_SHARE * slower, MIN_EXCESS_SECONDS, MIN_EXCESS_SHARE * usual)
     return sorted(
-        found, key=lambda e: (-_weight(e, slower), -e.seconds, list(Kind).index(e.kind), e.culprit, e.peer)
+        found, key=lambda e: (-_weight(e, least), -e.seconds, list(Kind).index(e.kind), e.culprit, e.peer)
     )
 
 
-def _weight(explanation: Explanation, slower: float) -> float:
+def _weight(explanation: Explanation, least: float) -> float:
     if explanation.weight is not Weight.SLOWNESS:
         return explanation.weight
     if not explanation.culprit:
         return Weight.CONDITION - 0.25  # it names nobody
-    much = explanation.seconds >= max(SLOWNESS_SHARE * slower, MIN_EXCESS_SECONDS)
-    return Weight.SLOWNESS if much else Weight.CONDITION - 0.5
+    return Weight.SLOWNESS if explanation.seconds >= least else Weight.CONDITION - 0.5
 
 
 def verdict_of(chosen: Sequence[Explanation], slower: float, name_of: dict[NodeId, str]) -> Verdict:

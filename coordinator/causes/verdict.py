@@ -25,7 +25,7 @@ RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_exchange, b
 
 def verdict(seen: Observations) -> Verdict | None:
     """Who or what was to blame for a round; None: it was as usual, and nothing is wrong with anybody."""
-    found = choose((e for rule in RULES for e in rule(seen)), seen.excess)
+    found = choose((e for rule in RULES for e in rule(seen)), seen.excess, seen.usual_total)
     known = [e for e in found if e.kind is not Kind.UNKNOWN]
     if not known and (seen.excess >= MIN_EXCESS_SECONDS or seen.attempts > 1 or found):
         known = [_unknown(seen, found)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -189,3 +190,15 @@ class Run:
         finally:  # what does not end is a fault, but no reason to disturb the tests that follow
             for process in self.processes:
                 process.kill()
+
+
+def flip(run: Run, node: str, vector: str, bit: int, seed: int) -> None:
+    """One bit of one element of a vector that a node's processes share; the element is drawn."""
+    maps = psutil.Process(run.nodes[node].pid).memory_maps(grouped=True)
+    path = next(Path(m.path) for m in maps if m.path.endswith(f"{vector}.f32"))
+    element = random.Random(seed).randrange(path.stat().st_size // 4)
+    with open(path, "r+b") as file:
+        file.seek(4 * element + bit // 8)
+        [was] = file.read(1)
+        file.seek(4 * element + bit // 8)
+        file.write(bytes([was ^ 1 << bit % 8]))

@@ -1,26 +1,11 @@
 """A bit flips in the memory of one node, in a vector that its processes share, while the run goes on."""
 
-import random
 import re
-from pathlib import Path
 
-import psutil
 import pytest
-from e2e.harness import Run, until
+from e2e.harness import Run, flip, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
-
-
-def flip(run: Run, node: str, vector: str, bit: int, seed: int) -> None:
-    """One bit of one element, drawn."""
-    maps = psutil.Process(run.nodes[node].pid).memory_maps(grouped=True)
-    path = next(Path(m.path) for m in maps if m.path.endswith(f"{vector}.f32"))
-    element = random.Random(seed).randrange(path.stat().st_size // 4)
-    with open(path, "r+b") as file:
-        file.seek(4 * element + bit // 8)
-        [was] = file.read(1)
-        file.seek(4 * element + bit // 8)
-        file.write(bytes([was ^ 1 << bit % 8]))
 
 
 def test_a_flipped_bit_is_found_at_the_next_commit_and_costs_its_chunk(run: Run) -> None:

@@ -12,7 +12,7 @@ IDLE = PathMove(0.5, 0, 0, 0, 0, 0, 0.0, False, 0.02, 0.02)
 
 
 def move(**changes: float) -> PathMove:
-    return PathMove(**({name: getattr(IDLE, name) for name in IDLE.__slots__} | changes))  # type: ignore[attr-defined]
+    return PathMove(**({name: getattr(IDLE, name) for name in IDLE.__slots__} | changes))
 
 
 def tally(*samples: list[PathMove]) -> PathTally:

@@ -104,7 +104,7 @@ MUTATIONS = [
     Mutation(
         "a full disk outweighs who was slow",
         CAUSES + "explanation.py",
-        "return Weight.SLOWNESS if much else Weight.CONDITION - 0.5",
+        "return Weight.SLOWNESS if explanation.seconds >= least else Weight.CONDITION - 0.5",
         "return Weight.CONDITION - 0.5",
         VERDICTS,
     ),

@@ -4,16 +4,13 @@ A case is a generator: it yields once, when the harm is done, with the names of 
 follows undoes it. Where there are several ways to do it, the repetition's number says which.
 """
 
-import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 from blame.fleet import DISK, NAMES, Fleet, duty, memory_limit
-from e2e.harness import until
+from e2e.harness import flip, until
 
 from atoll.coordinator.causes.explanation import COORDINATOR, DATA_STORE, Kind
 
@@ -92,20 +89,8 @@ def packet_loss(fleet: Fleet, repetition: int) -> Harm:
 def diverged_state(fleet: Fleet, repetition: int) -> Harm:
     """A bit flips in a node's memory: of one that keeps nothing on disk, or of one that can mend it."""
     name = (ADA, BO)[repetition % 2]
-    flip(fleet, name, repetition)
+    flip(fleet, name, "anchor", 21, repetition)
     yield Culprit(name)
-
-
-def flip(fleet: Fleet, name: str, seed: int) -> None:
-    """One bit of one element of the anchor, drawn."""
-    maps = psutil.Process(fleet.nodes[name].pid).memory_maps(grouped=True)
-    path = next(Path(m.path) for m in maps if m.path.endswith("anchor.f32"))
-    element = random.Random(seed).randrange(path.stat().st_size // 4)
-    with open(path, "r+b") as file:
-        file.seek(4 * element + 2)
-        [was] = file.read(1)
-        file.seek(4 * element + 2)
-        file.write(bytes([was ^ 1 << 5]))
 
 
 def corrupt_bytes(fleet: Fleet, repetition: int) -> Harm:
@@ -137,7 +122,7 @@ def clock(fleet: Fleet, repetition: int) -> Harm:
 
 def out_of_memory(fleet: Fleet, repetition: int) -> Harm:
     """The kernel ends a trainer for want of memory in its control group."""
-    with memory_limit(fleet.ranks(BO), 1 << 20):
+    with memory_limit(fleet.ranks(BO), 1 << 16):
         yield Culprit(BO)
 
 
