@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long titan harness p2p wheel chaos bench quality check format proto clean
+.PHONY: install demo test test-long titan harness p2p wheel chaos bench blame quality check format proto clean
 
 install: .venv/installed
 
@@ -89,6 +89,10 @@ chaos: .venv/installed-dev
 bench: .venv/installed-dev
 	PYTHONPATH=tests/tools $(BIN)/python -m bench
 	PYTHONPATH=tests/tools $(BIN)/python -m bench.overlap --out docs
+
+# The table of docs/blame.md: half an hour, on a machine that does nothing else. Needs root.
+blame: .venv/installed-dev
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m blame --times 5
 
 # docs/quality.md: hours. Killed and started again it goes on where it was.
 quality: .venv/installed-dev

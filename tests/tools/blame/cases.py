@@ -55,18 +55,18 @@ def slow_compute(fleet: Fleet, repetition: int) -> Harm:
 
 
 def slow_link(fleet: Fleet, repetition: int) -> Harm:
-    """A node's link up carries a hundredth; or its link down; or the path from one to another."""
+    """A node's link up carries a thirtieth; or its link down; or the path from one to another."""
     match repetition % 3:
         case 0:
-            fleet.wan.set(NUMBER[BO], up=1)
+            fleet.wan.set(NUMBER[BO], up=3)
             yield Culprit(BO, None)
             fleet.wan.set(NUMBER[BO], up=100)
         case 1:
-            fleet.wan.pair(NUMBER[ADA], NUMBER[CY], rate=0.6)
+            fleet.wan.pair(NUMBER[ADA], NUMBER[CY], rate=2)
             yield Culprit(ADA, CY)
             fleet.wan.pair(NUMBER[ADA], NUMBER[CY], rate=0)
         case _:
-            fleet.wan.set(NUMBER[CY], down=1)
+            fleet.wan.set(NUMBER[CY], down=3)
             yield Culprit(CY, None)
             fleet.wan.set(NUMBER[CY], down=100)
 
