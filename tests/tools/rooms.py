@@ -17,6 +17,7 @@ PLACES: dict[str, tuple[float, float]] = {
     **{"coordinator.server": (0.5, 2), "coordinator.monitor": (0, 3), "coordinator.service": (1, 4)},
     **{"coordinator.history": (2, 4.5), "coordinator.state_machine": (1, 5)},
     **{"coordinator.placement": (2, 6), "coordinator.door": (0, 5)},
+    **{"coordinator.causes": (1, 6)},
     **{
         "node.doctor": (3, 0),
         "node.service": (3, 1),

@@ -1,9 +1,12 @@
-"""Who is asked for an account of a round, and whose answer counts."""
+"""Who is asked for an account of a round, and whose answer counts; and that it counts for the verdict alone."""
+
+from dataclasses import replace
 
 from scenario import Run
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.causes.account import Account
+from atoll.comm.incidents import IncidentKind
+from atoll.coordinator.causes.account import Account, Incident, LinkAccount
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.inquiry import MAX_ASKED
 
@@ -50,3 +53,23 @@ def test_of_very_many_those_are_asked_of_whom_something_was_seen() -> None:
     assert len(asked) == MAX_ASKED and run.node(hung) in asked
     outside = next(name for name in MANY if run.node(name) not in asked)
     assert run.node(outside) not in account(run, outside)
+
+
+def test_whatever_a_member_tells_of_a_round_nothing_follows_but_its_verdict() -> None:
+    run = looked_into(["ada", "bo", "cy"], "bo")
+    bo = run.node("bo")
+    lie = Account(
+        still=1e6,
+        incidents=tuple(Incident(kind, 0.0, bo, 1.0) for kind in IncidentKind),
+        links=(LinkAccount(bo, 1, 1, 1e6, 1e9, 1000, 999, mute=1e6),),
+    )
+    before = run.state
+    run.feed(ev.RoundAccounted(run.node("ada"), 1, 1, lie))
+    run.mum.clear()
+    run.answer()
+    run.said.clear()
+    run.feed(ev.TrainersSeen(1, ()))
+    run.feed(ev.Tick())
+    [note] = run.said
+    assert run.state.inquiry is not None and run.state.inquiry.closed, note
+    assert replace(run.state, inquiry=before.inquiry) == before
