@@ -80,8 +80,8 @@ def one_way_partition(fleet: Fleet, repetition: int) -> Harm:
 
 
 def packet_loss(fleet: Fleet, repetition: int) -> Harm:
-    """A node's link up loses a good many segments."""
-    fleet.wan.set(NUMBER[BO], loss=12)
+    """A node's link up loses three segments in ten."""
+    fleet.wan.set(NUMBER[BO], loss=30)
     yield Culprit(BO, None)
     fleet.wan.set(NUMBER[BO], loss=0)
 
