@@ -259,7 +259,7 @@ def shown(effect: ef.Effect) -> str:
         case ef.OrderEvaluation(round_):
             return f"evaluate state {round_}"
         case ef.FinishTraining(round_, rest):
-            return f"finish the inner steps of round {round_}{', and take none ahead' * rest}"
+            return f"finish the inner steps of round {round_}{' at once, and take none ahead' * rest}"
         case ef.HoldTraining(round_):
             return f"go no further ahead of round {round_}"
         case ef.EndTrainer():
@@ -280,6 +280,8 @@ def shown(effect: ef.Effect) -> str:
             why = ", as the node's own is wrong" * differs + ", and rebase what was trained" * rebase
             donors = " ".join(d.node_id for d in view.donors) or "nobody"
             return f"recover state {view.committed} from {donors}{why}"
+        case ef.StopRecovery():
+            return "stop recovering"
         case ef.FallBack():
             return "fall back to what the disk has"
         case ef.Renumber(view):
@@ -320,6 +322,8 @@ def shown_state(state: State) -> list[str]:
         lines.append(f"carried over: {shown_work(state.carried)}")
     if isinstance(state.reduce, Reducing):
         lines.append(f"reducing round {state.reduce.attempt[0]}, attempt {state.reduce.attempt[1]}")
+    if state.left is not None:
+        lines.append(f"left attempt {state.left[1]} of round {state.left[0]}")
     if state.trouble:
         lines.append(f"trouble: {state.trouble}, {state.bad_orders or state.bad_deltas} in a row")
     match state.reduced:

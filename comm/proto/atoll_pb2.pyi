@@ -166,6 +166,7 @@ class HeartbeatRequest(_message.Message):
     DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     TRAINER_RSS_BYTES_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
+    SAVES_BYTES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -194,6 +195,8 @@ class HeartbeatRequest(_message.Message):
     """resident memory of the trainer's processes"""
     pause: _builtins.int
     """why the node may take no inner steps for now: a `PauseReason` (comm/pause_reasons.py); 0: it may"""
+    saves_bytes: _builtins.bool
+    """nor does it exchange anything with peers for now: no plan is to name it"""
     def __init__(
         self,
         *,
@@ -215,10 +218,11 @@ class HeartbeatRequest(_message.Message):
         device_bytes: _builtins.int = ...,
         trainer_rss_bytes: _builtins.int = ...,
         pause: _builtins.int = ...,
+        saves_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "saves_bytes", b"saves_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

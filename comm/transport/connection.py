@@ -2,7 +2,8 @@
 
     out     a vector of buffers goes to the kernel in one call, however often it takes a part of it
     in      bytes land where the caller wants them
-    caps    a `RateLimiter` shared by all links of a node bounds what they send, or take in, together
+    caps    a `RateLimiter` shared by all links of a node bounds what they send, or take in, together: so many bytes
+            a second, and none beyond an amount
     TLS     the same calls over a TLS session, where the run wants it
 
 At most one task sends and one receives. A broken connection and an expired deadline are `LinkBroken`, with a
@@ -10,6 +11,7 @@ sentence; nothing here knows what the bytes mean.
 """
 
 import asyncio
+import math
 import os
 import socket
 import ssl
@@ -62,7 +64,7 @@ class RateLimiter:
     def __init__(self, rate: float, burst: float = 0.25, within: "RateLimiter | None" = None) -> None:
         self.rate, self._burst, self._within = rate, burst, within
         self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
-        self.spent: Callable[[], bool] | None = None  # nothing passes while it says so
+        self.room: Callable[[], float] | None = None  # bytes that may pass yet, whatever the rate; None: no end
         self._changes = 0
 
     def change(self, rate: float) -> None:
@@ -77,14 +79,24 @@ class RateLimiter:
     @property
     def limits(self) -> bool:
         """Whether anything may have to wait."""
-        return self.rate > 0 or self.spent is not None or (self._within is not None and self._within.limits)
+        return self.rate > 0 or self.room is not None or (self._within is not None and self._within.limits)
+
+    async def some_room(self) -> int:
+        """Wait until anything may pass; returns how many bytes may at most, until the next task has its turn."""
+        while (room := self._left()) < 1:
+            await asyncio.sleep(CAP_POLL_INTERVAL)
+        return int(min(room, CAPPED_PIECE_BYTES))
+
+    def _left(self) -> float:
+        outer = self._within._left() if self._within is not None else math.inf
+        return min(outer, self.room()) if self.room is not None else outer
 
     async def take(self, size: int) -> None:
-        """Wait until `size` bytes may pass."""
+        """Wait until `size` bytes may pass at the rate, and anything may pass at all."""
         if self._within is not None:
             await self._within.take(size)
-        while self.spent is not None and self.spent():
-            await asyncio.sleep(CAP_POLL_INTERVAL)
+        if self.room is not None:
+            await self.some_room()
         if not (rate := self.rate):
             return
         clock = asyncio.get_running_loop().time
@@ -146,8 +158,9 @@ class Link:
                 rest = [piece for b in rest for piece in _pieces(b)]
                 may = len(rest[0])
                 await self._up.take(may)
+            now = [rest[0][: await self._up.some_room()]] if capped else rest
             try:
-                sent = self._sock.sendmsg(rest[:1] if capped else rest)
+                sent = self._sock.sendmsg(now)
             except (BlockingIOError, InterruptedError):
                 await self._until(self._loop.add_writer, self._loop.remove_writer, STALL_TIMEOUT, "took no byte")
                 continue
@@ -189,8 +202,9 @@ class Link:
         if self._down.limits:
             place = place[:CAPPED_PIECE_BYTES]
         while True:
+            some = place[: await self._down.some_room()] if self._down.limits else place
             try:
-                got = self._sock.recv_into(place)
+                got = self._sock.recv_into(some)
             except (BlockingIOError, InterruptedError):
                 self._wake_at(min(enough or len(place), len(place), MAX_WAKE_BYTES))
                 await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
