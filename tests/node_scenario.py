@@ -29,7 +29,7 @@ show                        the machine's state
 
 A view's keys: you, phase, committed, digest, sealed, donors (names), train (ROUND@FIRST..LAST[+FIRST..LAST]), plan
 (ROUND/ATTEMPT), tokens, version, incarnation; - is none. Its flags: has_state, initialise, evaluate, ready,
-reached, closing, finished, lost, ledger. Lines that begin with => say what the node is doing, in the goodput
+reached, closing, finished, lost, saves_bytes, ledger. Lines that begin with => say what the node is doing, in the goodput
 meter's words, where that changed.
 """
 
@@ -66,7 +66,7 @@ FLAGS: tuple[str, ...] = (
     "finished",
     "lost",
 )
-FLAGS += ("tied", "ledger")
+FLAGS += ("tied", "saves_bytes", "ledger")
 
 
 class Run:
@@ -137,7 +137,7 @@ class Run:
                 self.front = int(changes.pop("front", self.front))
                 self.see(self.of_round(number) | changes)
             case "collecting":
-                self.see({"phase": "collecting", "closing": True})
+                self.see({"phase": "collecting", "closing": True} | changes)
             case "reducing":
                 plan = f"{self.round}/{1 if number is None else number}"
                 self.see({"phase": "reducing", "closing": True, "plan": plan} | changes)
@@ -322,8 +322,8 @@ def shown_state(state: State) -> list[str]:
         lines.append(f"carried over: {shown_work(state.carried)}")
     if isinstance(state.reduce, Reducing):
         lines.append(f"reducing round {state.reduce.attempt[0]}, attempt {state.reduce.attempt[1]}")
-    if state.left is not None:
-        lines.append(f"left attempt {state.left[1]} of round {state.left[0]}")
+    if state.left:
+        lines.append("left a reduce, which the coordinator may not know")
     if state.trouble:
         lines.append(f"trouble: {state.trouble}, {state.bad_orders or state.bad_deltas} in a row")
     match state.reduced:

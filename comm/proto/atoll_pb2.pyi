@@ -1404,6 +1404,7 @@ class View(_message.Message):
     REPLAY_FIELD_NUMBER: _builtins.int
     CREDITED_TOKENS_FIELD_NUMBER: _builtins.int
     CREDITED_ROUNDS_FIELD_NUMBER: _builtins.int
+    SAVES_BYTES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -1460,6 +1461,8 @@ class View(_message.Message):
     """that the run committed of this node's key"""
     credited_rounds: _builtins.int
     """in which it did"""
+    saves_bytes: _builtins.bool
+    """this node is counted on in no exchange, as it said"""
     @_builtins.property
     def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """for a node that lacks state_committed: some that have it"""
@@ -1533,10 +1536,11 @@ class View(_message.Message):
         replay: Global___Replay | None = ...,
         credited_tokens: _builtins.int = ...,
         credited_rounds: _builtins.int = ...,
+        saves_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "plan", b"plan", "replay", b"replay", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "saves_bytes", b"saves_bytes", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,6 +71,7 @@ class NodeView(NamedTuple):
     replay_plan: bytes = b""  # a frame; empty: it is not needed
     penalty: str = ""
     credit: tuple[int, int] = (0, 0)  # tokens and rounds
+    saves_bytes: bool = False
 
 
 def common_view(
@@ -213,6 +214,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         else b"",
         penalty=penalty(state, node),
         credit=_credit(state, node),
+        saves_bytes=me.saves_bytes,
     )
 
 
@@ -267,6 +269,7 @@ def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionLis
         penalty=mine.penalty,
         credited_tokens=mine.credit[0],
         credited_rounds=mine.credit[1],
+        saves_bytes=mine.saves_bytes,
     )
     for node, address, pin, name in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin, name=name)

@@ -42,7 +42,7 @@ def _leave_exchange(state: State, node: NodeId, out: list[Effect]) -> State:
     left = {p: k for p, k in state.conduct.exchanges_left.items() if p != person} | {person: r.number}
     left = dict(list(left.items())[-MAX_EXCHANGES_LEFT:])
     state = replace(state, conduct=replace(state.conduct, exchanges_left=left))
-    state = with_round(state, replace(r, ledger=book.withdraw(r.ledger, node)))
+    state = with_round(state, replace(r, ledger=book.leave(r.ledger, node)))
     if again:
         sentence = "it left the exchange to save bytes, again"
         state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)

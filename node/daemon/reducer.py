@@ -53,7 +53,7 @@ class Reducer:
         self._over = asyncio.Event()
         self._beat_due = asyncio.Event()  # what the heartbeat says changed: tell at once
         self._parting = False  # it is to leave once no reduce is under way
-        self._left: tuple[int, int] | None = None  # round and attempt that it left to save bytes
+        self._left = False  # it left a reduce to save bytes, which the coordinator may not have heard yet
         self._finished = False  # the run is
         self._reduction: Reduction | None = None
         self._task: asyncio.Task[None] | None = None
@@ -92,7 +92,7 @@ class Reducer:
         """The session with the coordinator until the run, or this node, is over."""
         looking = asyncio.create_task(self._look())
         compiling = asyncio.create_task(self._compile())
-        session = asyncio.create_task(self._member.maintain(self._stop, self._watch, self._beat))
+        session = asyncio.create_task(self._member.maintain(self._begin_anew, self._watch, self._beat))
         obeying = asyncio.create_task(self._manners.run())
         over = asyncio.create_task(self._over.wait())
         try:
@@ -136,8 +136,7 @@ class Reducer:
         if (pause := self._manners.round_is(view.committed)) is not None:
             self._pause(pause)
         self._waiting_plan = (plan_of(view.plan), view.plan.numel) if view.HasField("plan") else None
-        if self._waiting_plan is None or self._left != _attempt(self._waiting_plan[0]):
-            self._left = None
+        self._left = self._left and not view.saves_bytes
         if self._waiting_plan is None:
             if self._reduction is not None and self._reduction.round <= view.committed:
                 self._stop()
@@ -180,6 +179,11 @@ class Reducer:
         except Exception:
             log.exception(f"round {reduction.round}: a fault of this node")
 
+    def _begin_anew(self) -> None:
+        """In a new session the coordinator counts on nothing that was before."""
+        self._stop()
+        self._left = False
+
     def _stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -206,15 +210,13 @@ class Reducer:
 
     @property
     def _exchanges_nothing(self) -> bool:
-        return self._manners.saves_bytes or self._left is not None
+        return self._manners.saves_bytes or self._left
 
     def _pause(self, event: ev.Event) -> None:
-        """The manners say that it pauses, or no longer. What it left it takes no part in any more: what its peers
-        have of that is not known."""
+        """The manners say that it pauses, or no longer."""
         self._beat_due.set()
         if self._manners.saves_bytes:
-            if self._reduction is not None:
-                self._left = _attempt(self._reduction.plan)
+            self._left = self._left or self._reduction is not None
             self._stop()
             self._member.plane.hush()
             if self._audits is not None:
@@ -269,10 +271,6 @@ class Reducer:
             "bytes_down": self._member.plane.bytes_down,
             **self._manners.status(),
         }
-
-
-def _attempt(plan: Plan) -> tuple[int, int]:
-    return plan.round, plan.attempt
 
 
 class NothingToFetch:

@@ -216,8 +216,7 @@ class State:
     turns: FragmentTurns | None = None  # None: a round exchanges the whole model
     paused: bool = False  # it may take no inner steps for now
     saves_bytes: bool = False  # nor exchange anything with peers
-    # the attempt that it left to save bytes: no part is taken in it again. None: no view has such a plan any more
-    left: Attempt | None = None
+    left: bool = False  # it left a reduce to save bytes, which the coordinator may not have heard yet
     parting: Parting | None = None  # None: it stays
 
     @property
@@ -244,7 +243,7 @@ class State:
     @property
     def exchanges_nothing(self) -> bool:
         """Whether the coordinator is to count on nothing that goes over the links to peers."""
-        return self.saves_bytes or self.left is not None
+        return self.saves_bytes or self.left
 
     @property
     def round(self) -> int:

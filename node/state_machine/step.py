@@ -15,8 +15,8 @@ a trainer at work: it reads neither anchor nor local vector until it is told, an
 until it hands over again.
 
 A node that saves bytes takes part in no exchange: it leaves the reduce under way, and the recovery, and applies
-what is here already. The attempt that it left is over for it, also when bytes may be spent again: what its peers
-were sent of it, and what not, is known to nobody.
+what is here already. Also when bytes may be spent again it takes no part in a reduce before the coordinator has
+said that it knows: until then it plans with what the node has dropped.
 
 Where fragments take turns, a round commits the steps of one fragment only. What the local vector has of the others
 stays (`FragmentTurns`): the next steps start from it, though no sample of it is to be committed any more.
@@ -124,7 +124,7 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if state.view is not None and _order(view) <= _order(state.view):
                 return state
             _repeat(state, view, out)
-            left = state.left if view.HasField("plan") and state.left == _attempt(view.plan) else None
+            left = state.left and not view.saves_bytes
             return replace(state, view=view, unusable=_still_unusable(state.unusable, view), left=left)
         case TrainerUp(layout):
             if isinstance(state.trainer, Down):
@@ -278,7 +278,7 @@ def _in_new_session(state: State, out: list[Effect]) -> State:
         out.append(StopReduce())  # the run goes on without what this node had entered
     # What it holds may be committed, and nobody else have it.
     reduced = reduced and replace(reduced, in_session=False)
-    return replace(state, view=None, reduce=reduced, unusable=None, left=None)
+    return replace(state, view=None, reduce=reduced, unusable=None, left=False)
 
 
 def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
@@ -470,14 +470,10 @@ def _attempts(state: State) -> list[Attempt]:
     return [r.attempt for r in (state.reduce, state.reduced) if r is not None]
 
 
-def _attempt(plan: pb.Plan) -> Attempt:
-    return plan.round, plan.attempt
-
-
 def _reduce(state: State, plan: pb.Plan, out: list[Effect]) -> State | None:
-    attempt = _attempt(plan)
+    attempt = plan.round, plan.attempt
     work, reduced = state.ready, state.reduced
-    if state.saves_bytes or attempt in (*_attempts(state), state.left) or work is None or work.round != plan.round:
+    if state.exchanges_nothing or attempt in _attempts(state) or work is None or work.round != plan.round:
         return None
     if reduced is not None and not (reduced.in_session and reduced.attempt[0] == plan.round):
         out.append(StopReduce())
@@ -578,7 +574,7 @@ def _silence(state: State, out: list[Effect]) -> State | None:
     """End what goes over the links to peers; None: nothing does. A reduce of which all is here needs them no more."""
     if isinstance(state.reduce, Reducing):
         out.append(StopReduce())
-        return replace(state, reduce=None, left=state.reduce.attempt)
+        return replace(state, reduce=None, left=True)
     if isinstance(state.outer, Moving) and state.outer.by in (Move.RECOVER, Move.REPLACE) and not state.outer.halted:
         out.append(StopRecovery())
         return replace(state, outer=replace(state.outer, halted=True))

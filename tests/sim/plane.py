@@ -49,6 +49,9 @@ class Plane:
         self.cancel()
         self.reduce = self._last = Reduce(self.node, self.links, plan, contribution)
         self.reduce.begin()
+        if self.node.thrift is not None:
+            self.node.later(self.world.faults.soon_in_an_exchange(), self.node.thrift)
+            self.node.thrift = None
 
     def cancel(self) -> None:
         if self.reduce is not None:
@@ -78,6 +81,11 @@ class Plane:
         self.cancel()
         self._ask(order, 0)
 
+    def stop_recovery(self) -> None:
+        """What came is kept, which may be chunks of another round."""
+        self._asked += 1
+        self.node.later(0.0, self.node.not_recovered)
+
     def _ask(self, order: effects.Recover, i: int) -> None:
         donors = order.view.donors
         self._asked += 1
@@ -95,6 +103,8 @@ class Plane:
             self._ask(order, i + 1)
 
     def give(self, to: "Node", number: int, order: effects.Recover, i: int) -> None:
+        if self.node.silent:
+            return
         if not self.node.control.admits(to):  # it may be so new that this node's view does not know of it yet
             self.node.later(KNOCK_TIME, self.give, to, number, order, i)
             return
