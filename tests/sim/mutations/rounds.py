@@ -60,8 +60,8 @@ MUTATIONS = [
     Mutation(
         "who is no longer paused is waited for before it has taken a step",
         C + "state_machine/members.py",
-        "says_paused=False, idle=True,",
-        "says_paused=False, idle=False,",
+        "rest = replace(rest, idle=True, stepped=False",
+        "rest = replace(rest, idle=False, stepped=False",
         SCENARIOS,
     ),
     Mutation(
