@@ -28,7 +28,8 @@ STALL_TIMEOUT = 60.0  # seconds without a byte in the middle of something
 # Longer than a receiver may leave a window closed: Linux counts that against it too.
 UNACKED_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
 LINGER_TIMEOUT = 1.0  # seconds for which last bytes may be on their way before the connection is reset
-CAPPED_PIECE_BYTES = 1 << 18  # bytes that a capped link moves at once
+MIN_CAPPED_PIECE_BYTES, CAPPED_PIECE_BYTES = 1 << 14, 1 << 18  # bytes that a capped link moves at once
+CAPPED_PIECE_SECONDS = 0.05  # of the cap's rate, that are moved at once: what passes is even over seconds
 CAP_POLL_INTERVAL = 0.25  # seconds after which who waits for a cap looks whether it has changed
 MIN_UNSENT_BYTES, MAX_UNSENT_BYTES = 1 << 15, 1 << 18  # bytes that wait in the kernel of a long path's sender
 MAX_WAKE_BYTES = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
@@ -80,6 +81,13 @@ class RateLimiter:
     def limits(self) -> bool:
         """Whether anything may have to wait."""
         return self.rate > 0 or self.room is not None or (self._within is not None and self._within.limits)
+
+    @property
+    def piece(self) -> int:
+        """Bytes that are best moved at once."""
+        outer = self._within.piece if self._within is not None else CAPPED_PIECE_BYTES
+        even = int(CAPPED_PIECE_SECONDS * self.rate) if self.rate else CAPPED_PIECE_BYTES
+        return min(max(even, MIN_CAPPED_PIECE_BYTES), outer)
 
     async def some_room(self) -> int:
         """Wait until anything may pass; returns how many bytes may at most, until the next task has its turn."""
@@ -155,7 +163,7 @@ class Link:
         may = 0  # bytes of the first buffer: the cap has let them through, and the kernel has not taken them yet
         while rest:
             if (capped := self._up.limits) and not may:
-                rest = [piece for b in rest for piece in _pieces(b)]
+                rest = [piece for b in rest for piece in _pieces(b, self._up.piece)]
                 may = len(rest[0])
                 await self._up.take(may)
             now = [rest[0][: await self._up.some_room()]] if capped else rest
@@ -200,7 +208,7 @@ class Link:
         """Read some bytes as they come from the network into `place`, and return how many; 0: the other side has
         ended. To be woken for less than `enough` would be of no use; 0: than all of `place`."""
         if self._down.limits:
-            place = place[:CAPPED_PIECE_BYTES]
+            place = place[: self._down.piece]
         while True:
             some = place[: await self._down.some_room()] if self._down.limits else place
             try:
@@ -466,7 +474,7 @@ def _said(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-def _pieces(buffer: memoryview, size: int = CAPPED_PIECE_BYTES) -> Sequence[memoryview]:
+def _pieces(buffer: memoryview, size: int) -> Sequence[memoryview]:
     return [buffer[i : i + size] for i in range(0, len(buffer), size)] if len(buffer) > size else [buffer]
 
 
