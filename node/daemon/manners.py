@@ -47,6 +47,7 @@ class Manners:
         self._account, self._counted = load_account(state_dir), 0  # bytes of this life that the account has
         self._seen, self._sensors = Observations(), Sensors()
         self._round, self._round_began, self._round_bytes = -1, 0, 0
+        self._takes_part = True  # in that round: it was not paused all the time
         self._leaving, self._saved_at = False, -math.inf
         self._rests_until = -math.inf  # seconds; by when the rest is over that a step asks for
         self._memory_bytes, self._looks_too_large = 0, 0
@@ -124,9 +125,9 @@ class Manners:
         Returns the event of a pause, or of its end, that follows: a round that would not fit is not begun."""
         if round_ == self._round:
             return None
-        if round_ == self._round + 1 and self._round >= 0:
+        if round_ == self._round + 1 and self._round >= 0 and self._takes_part:
             self._round_bytes = self._traffic() - self._round_began
-        self._round, self._round_began = round_, self._traffic()
+        self._round, self._round_began, self._takes_part = round_, self._traffic(), False
         return self._look()
 
     def rest(self, seconds: float) -> None:
@@ -153,6 +154,7 @@ class Manners:
         elif self.reason is None and time.monotonic() < self._rests_until:
             self.reason = PauseReason.RESTS
         self.saves_bytes = byte_room(self._wishes, seen) < 1
+        self._takes_part = self._takes_part or self.reason is None
         if self.reason is not before and self.reason is not PauseReason.LEAVING:
             level = logging.DEBUG if PauseReason.RESTS in (before, self.reason) else logging.INFO
             log.log(level, f"the node pauses: {self.words}" if self.reason is not None else "the node trains again")

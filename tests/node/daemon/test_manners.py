@@ -106,6 +106,19 @@ def test_a_round_that_is_begun_is_not_stopped_for_what_it_was_known_to_take(tmp_
     assert told.manners.reason is None and not told.events
 
 
+def test_a_round_that_it_only_followed_says_nothing_of_what_one_takes(tmp_path: Path) -> None:
+    told = Told(tmp_path, NodeConfig(daily=1e-6))
+    told.manners.round_is(3)
+    told.traffic = 400
+    assert told.manners.round_is(4) is None
+    told.traffic = 750
+    assert told.manners.round_is(5) == PauseChanged(True)
+    told.traffic = 760
+    assert told.manners.round_is(6) is None and told.manners.reason is PauseReason.DAY_BYTES
+    told.traffic = 770
+    assert told.manners.round_is(7) is None and told.manners.reason is PauseReason.DAY_BYTES
+
+
 def test_a_step_asks_for_a_rest_which_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told, now = Told(tmp_path), [100.0]
     monkeypatch.setattr(manners, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
