@@ -124,7 +124,7 @@ class Daemon:
                     if self._options.checks:
                         log_run(self._member, self._config)
                     self._supervisor = self._make_supervisor()
-                    self._memory = MemoryLimit(self._member.run, self._supervisor, self._manners.shrunk)
+                    self._memory = MemoryLimit(self._member.run, self._supervisor)
                     with on_signals(self._interrupt):
                         verbs = self._manners.verbs | {"finish": self._finish}
                         serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
@@ -436,6 +436,7 @@ class Daemon:
     def _on_trainer_down(self) -> None:
         self._trainer, self._preparing = None, ""
         self._events.put_nowait(ev.TrainerDown())
+        self._manners.shrunk()
 
     async def _take_less_memory(self) -> None:
         """The node takes more memory than it may, and pauses."""

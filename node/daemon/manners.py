@@ -136,7 +136,7 @@ class Manners:
         self.decide()
 
     def shrunk(self) -> None:
-        """The node takes less memory, or soon will: it is seen whether that is enough."""
+        """Its trainer is gone, with its memory: it is seen anew whether the node takes too much."""
         self._looks_too_large = 0
         self.decide()
 

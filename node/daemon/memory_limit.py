@@ -30,9 +30,8 @@ LOOK_INTERVAL = 0.2  # seconds between two looks whether it has
 class MemoryLimit:
     """One node's memory."""
 
-    def __init__(self, run: RunConfig, supervisor: TrainerSupervisor, shrunk: Callable[[], None]) -> None:
-        """`shrunk` is called when the node takes less memory than it did, or soon will."""
-        self._run, self._supervisor, self._shrunk = run, supervisor, shrunk
+    def __init__(self, run: RunConfig, supervisor: TrainerSupervisor) -> None:
+        self._run, self._supervisor = run, supervisor
         self.vectors: SharedVectors | None = None  # from the trainer's first hello on
         self.micro_batch = 0  # sequences that each rank of the trainer computes at once; 0: it has not said
 
@@ -63,4 +62,3 @@ class MemoryLimit:
         half = self.micro_batch // 2
         log.warning(f"{said}: the trainer starts again with micro-batches of {half}, after {self.micro_batch}")
         self._supervisor.start_again(replace(settings, micro_batch=half))
-        self._shrunk()
