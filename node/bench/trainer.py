@@ -178,7 +178,9 @@ class EngineProcess:
                 raise BenchFailed(f"{self.name} ended: {last_line(self.log)}")
             case Failed(sentence):
                 raise BenchFailed(f"{self.name}: {sentence}")
-            case Preparing() | Hello() | Initialised() | Progress() | Reached() | Ready() | MicroBatch() | LogLine():
+            case (
+                Preparing() | Hello() | Initialised() | Progress() | Reached() | Ready() | MicroBatch() | LogLine()
+            ):
                 return message
             case _:
                 raise BenchFailed(f"{self.name} said what it was not asked: {type(message).__name__}")

@@ -157,7 +157,9 @@ class Manners:
         self._takes_part = self._takes_part or self.reason is None
         if self.reason is not before and self.reason is not PauseReason.LEAVING:
             level = logging.DEBUG if PauseReason.RESTS in (before, self.reason) else logging.INFO
-            log.log(level, f"the node pauses: {self.words}" if self.reason is not None else "the node trains again")
+            log.log(
+                level, f"the node pauses: {self.words}" if self.reason is not None else "the node trains again"
+            )
         if (before is None) == (self.reason is None) and self.saves_bytes == saved:
             return None
         return ev.PauseChanged(self.reason is not None, self.saves_bytes)

@@ -46,7 +46,9 @@ class ByteAccount:
         same_month = day[:7] == self.today[:7]
         if day > self.today:
             return ByteAccount(day, self.days, 0, self.more_this_month if same_month else 0)
-        return ByteAccount(day, self.days, self.day_bytes, self.more_this_month if same_month else self.month_bytes)
+        return ByteAccount(
+            day, self.days, self.day_bytes, self.more_this_month if same_month else self.month_bytes
+        )
 
     def add(self, count: int, today: date) -> "ByteAccount":
         """The account with so many bytes more."""

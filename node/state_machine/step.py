@@ -575,7 +575,11 @@ def _silence(state: State, out: list[Effect]) -> State | None:
     if isinstance(state.reduce, Reducing):
         out.append(StopReduce())
         return replace(state, reduce=None, left=True)
-    if isinstance(state.outer, Moving) and state.outer.by in (Move.RECOVER, Move.REPLACE) and not state.outer.halted:
+    if (
+        isinstance(state.outer, Moving)
+        and state.outer.by in (Move.RECOVER, Move.REPLACE)
+        and not state.outer.halted
+    ):
         out.append(StopRecovery())
         return replace(state, outer=replace(state.outer, halted=True))
     return None
