@@ -109,7 +109,7 @@ def _can_be_audited(state: State, c: int) -> bool:
 def _able(state: State) -> set[NodeId]:
     """Members of the attempt that can audit."""
     here, trusted = state.members.here, state.members.trusted
-    nodes = {e.node for e in state.round.ledger.entries if not e.gone} - state.members.saving
+    nodes = {e.node for e in state.round.ledger.entries if not e.gone}
     sound = {n for n in nodes if n in here and not here[n].leaf and here[n].key and trusted(n)}
     return {n for n in sound if may_own(state, n)}
 

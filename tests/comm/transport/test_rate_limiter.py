@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from socket_pairs import DEADLINE, NOISE, between, run, tcp, unix
 
-from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, ByteCounter, Link, RateLimiter
+from atoll.comm.transport.connection import (
+    CAPPED_PIECE_BYTES,
+    MIN_CAPPED_PIECE_BYTES,
+    ByteCounter,
+    Link,
+    RateLimiter,
+)
 
 
 class Clock:
@@ -97,6 +103,14 @@ def test_a_capped_link_asks_for_every_byte_once_and_in_pieces(pair: Any, side: s
 
     caps = {side: Counting(1.0)}
     between(talk, pair, up=caps.get("up"), down=caps.get("down"))
+
+
+def test_the_pieces_of_a_capped_link_suit_its_rate_and_that_of_what_it_is_within() -> None:
+    """A quarter of a second's bytes pass at once: many pieces of them, so that what passes is even."""
+    for rate, piece in ((1e4, MIN_CAPPED_PIECE_BYTES), (1e6, 50_000), (1e9, CAPPED_PIECE_BYTES)):
+        assert RateLimiter(rate).piece == piece == RateLimiter(0, within=RateLimiter(rate)).piece
+    assert RateLimiter(0).piece == CAPPED_PIECE_BYTES
+    assert RateLimiter(1e9, within=RateLimiter(1e6)).piece == 50_000
 
 
 def test_a_cap_that_is_adjusted_lets_nothing_through_that_waits() -> None:

@@ -133,6 +133,7 @@ def test_a_recovery_that_is_stopped_keeps_what_came_and_goes_on_with_the_rest(
 
     async def recover(outer: Any, *_: Any) -> RecoveryStats:
         for c in range(count := outer.chunks.count):
+            await asyncio.sleep(0)
             if outer.chunk_rounds[c] != 3:
                 fetched.append(c)
                 outer.replace_chunk(c, 3, donor.outer.copy_chunk(c)[1].tobytes())

@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation(
         "a round waits for who takes no steps",
         C + "state_machine/rounds.py",
-        "n = len(r.participants) - len(_idle(state)) - len(_unstepped(state, waited_for))",
+        "n = counted(state) - len(_unstepped(state, waited_for))",
         "n = len(r.participants)",
         SCENARIOS,
     ),
