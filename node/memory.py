@@ -18,7 +18,8 @@ BLOCK_BYTES = 512  # of `st_blocks`
 
 
 def node_bytes(daemon: psutil.Process, folders: Sequence[Path] = ()) -> int:
-    """The bytes that a daemon and all that it has started take, and the files of these folders in shared memory."""
+    """The bytes that a daemon and all that it has started take, and the files of these folders in shared
+    memory."""
     processes = [daemon]
     with suppress(psutil.Error):
         processes += daemon.children(recursive=True)

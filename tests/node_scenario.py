@@ -29,8 +29,8 @@ show                        the machine's state
 
 A view's keys: you, phase, committed, digest, sealed, donors (names), train (ROUND@FIRST..LAST[+FIRST..LAST]), plan
 (ROUND/ATTEMPT), tokens, version, incarnation; - is none. Its flags: has_state, initialise, evaluate, ready,
-reached, closing, finished, lost, saves_bytes, ledger. Lines that begin with => say what the node is doing, in the goodput
-meter's words, where that changed.
+reached, closing, finished, lost, saves_bytes, ledger. Lines that begin with => say what the node is doing, in the
+goodput meter's words, where that changed.
 """
 
 from typing import Any

@@ -2,8 +2,8 @@
 
     out     a vector of buffers goes to the kernel in one call, however often it takes a part of it
     in      bytes land where the caller wants them
-    caps    a `RateLimiter` shared by all links of a node bounds what they send, or take in, together: so many bytes
-            a second, and none beyond an amount
+    caps    a `RateLimiter` shared by all links of a node bounds what they send, or take in, together: so many
+            bytes a second, and none beyond an amount
     TLS     the same calls over a TLS session, where the run wants it
 
 At most one task sends and one receives. A broken connection and an expired deadline are `LinkBroken`, with a

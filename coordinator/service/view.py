@@ -41,7 +41,8 @@ class CommonView:
     donors_key: tuple[int, int, int]  # what the donors follow from
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
-    # state_0 is only where nobody can fetch it, as on leaves: everybody makes it, who cannot make the same fetches it
+    # state_0 is only where nobody can fetch it, as on leaves: everybody makes it, who cannot make the same fetches
+    # it
     leaves_only: bool
     admission: AdmissionList  # which members alone are told
 

@@ -6,8 +6,8 @@ after a death: what arrived of it counts. What it holds, it keeps: where nobody 
 lost until the member gives it again (`rollback`, which waits for it as for one that is away).
 
 Nobody else can see whether its bytes are gone, and leaving costs the others an attempt. So who leaves an exchange
-is believed at no charge once in `EXCHANGE_MEMORY_ROUNDS` committed rounds, and owns nothing in them, which spares its bytes
-and makes the next time cheap; who leaves another one within them is charged as one that did not answer.
+is believed at no charge once in `EXCHANGE_MEMORY_ROUNDS` committed rounds, and owns nothing in them, which spares
+its bytes and makes the next time cheap; who leaves another one within them is charged as one that did not answer.
 """
 
 from atoll.comm.evidence import Evidence, Offence

@@ -153,8 +153,8 @@ def withdraw(ledger: Ledger, node: NodeId) -> Ledger:
 
 
 def leave(ledger: Ledger, node: NodeId) -> Ledger:
-    """The member has given up what it got in this reduce. If it comes back to it, then with nothing, and at another
-    place."""
+    """The member has given up what it got in this reduce. If it comes back to it, then with nothing, and at
+    another place."""
     entries = tuple(replace(e, gone=True) if e.node == node else e for e in ledger.entries)
     return withdraw(replace(ledger, entries=entries), node)
 

@@ -20,8 +20,9 @@ the first of them made.
 Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
 whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
 twice. A suspect gets none: what it holds may never be heard. Who holds state k and saves bytes is waited for like
-one that is away, and proves nothing: it may come with it, and the others cannot tell when (`byte_saving`). Time in which the coordinator itself took nothing in
-(its disk was full, its process stopped) is no waiting: then it begins again.
+one that is away, and proves nothing: it may come with it, and the others cannot tell when (`byte_saving`). Time in
+which the coordinator itself took nothing in (its disk was full, its process stopped) is no waiting: then it begins
+again.
 
 A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
 holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens

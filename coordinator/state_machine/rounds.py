@@ -313,7 +313,7 @@ def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> t
     trusted = tuple(n for n in r.participants if n not in away)
     waited_for = [n for n in trusted if n not in contributions]
     able = tuple(n for n in trusted if n in contributions)
-    # What one alone commits would die with it; but from who has taken no step, or saves bytes, nothing is to be had.
+    # What one alone commits would die with it; but of who has taken no step, or saves bytes, nothing is to be had.
     n = counted(state) - len(_unstepped(state, waited_for))
     need = max(ceil(state.config.rounds.quorum * n), min(2, n))
     if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):

@@ -12,8 +12,8 @@ journal rebuilds it. This file takes events to the part they concern: `beginning
 `state_sync` (who holds which state), `rounds` (when a round starts and closes), `reduce` (attempts and commit),
 `audit` (whether what was sealed is what went in), `replay` (whether contributors train what they were told to),
 `disputes` (sealed chunks that cannot be had), `rollback` (when the state is gone with all who held it), `conduct`
-(what is held against members), `byte_saving` (who exchanges nothing for now), on the small machines `members`, `leases`, `ledger` and `strikes`. Each decision
-says why in a `Note`.
+(what is held against members), `byte_saving` (who exchanges nothing for now), on the small machines `members`,
+`leases`, `ledger` and `strikes`. Each decision says why in a `Note`.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,10 @@
 """The limit that a node's owner sets on its memory: what it takes, what it would need at least, and what follows
 where it takes more.
 
-Nothing is refused by the system: a limit on address space would hit CUDA and mapped files, which take none of it. It
-is looked now and then. A trainer on a CPU starts again with half as many sequences at once, when it has handed over
-what it has; where that is no part of it, or there is but one, the node leaves the run and says so.
+Nothing is refused by the system: a limit on address space would hit CUDA and mapped files, which take none of it.
+What it takes is looked at now and then. A trainer on a CPU starts again with half as many sequences at once, when
+it has handed over what it has; where that is no part of it, or there is but one, the node leaves the run and says
+so.
 """
 
 import asyncio

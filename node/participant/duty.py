@@ -1,7 +1,8 @@
 """The rests between inner steps of a trainer that may compute only for a share of the time.
 
-What passes between two steps anyway, as while a round is exchanged, is rest, too. A rest is no longer than a share
-of `members.stall`, so that nobody takes the trainer for hung: where a step asks for more, the node is paused for it.
+What passes between two steps anyway, as while a round is exchanged, is rest, too. A rest is no longer than a
+share of `members.stall`, so that nobody takes the trainer for hung: where a step asks for more, the node is paused
+for it.
 """
 
 import math

@@ -571,7 +571,8 @@ def _rest(state: State, out: list[Effect]) -> State | None:
 
 
 def _silence(state: State, out: list[Effect]) -> State | None:
-    """End what goes over the links to peers; None: nothing does. A reduce of which all is here needs them no more."""
+    """End what goes over the links to peers; None: nothing does. A reduce of which all is here needs them no
+    more."""
     if isinstance(state.reduce, Reducing):
         out.append(StopReduce())
         return replace(state, reduce=None, left=True)

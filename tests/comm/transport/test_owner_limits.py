@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from encoders import at_once
 from reduce_members import Reports, first, fleet, plan_for, pooled_vector, reducing, run
-from serving_planes import A, NEW, NOISE, SEALED, two_planes
+from serving_planes import NEW, NOISE, SEALED, A, two_planes
 from serving_planes import run as run_served
 
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder
