@@ -48,7 +48,8 @@ def demand_allowed_memory(run: RunConfig, node: NodeConfig, n_params: int = 0) -
     if 0 < node.memory * 1e9 < need:
         raise ResourceError(
             f"memory={node.memory:g} GB, and the run's model of {n_params or run.model.n_params:,} parameters "
-            f"needs about {need / 1e9:.1f} GB on this machine: allow more, or take part in a run with a smaller model"
+            f"needs about {need / 1e9:.1f} GB on this machine: allow more, or "
+            "take part in a run with a smaller model"
         )
 
 

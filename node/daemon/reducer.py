@@ -1,8 +1,8 @@
 """A node without a trainer: it owns chunks of the others' reduces, and holds no state.
 
 Where no member can be dialled, each of them dials this one: on the coordinator's host, say. It obeys its owner
-like any node (`manners`): paused, it finishes the reduce at hand, and gets no chunks of the next ones; to save bytes
-it leaves the one at hand, too. Limits that only a trainer could obey it refuses.
+like any node (`manners`): paused, it finishes the reduce at hand, and gets no chunks of the next ones; to save
+bytes it leaves the one at hand, too. Limits that only a trainer could obey it refuses.
 """
 
 import asyncio
