@@ -58,7 +58,7 @@ class Manners:
         self._follow: Callable[[NodeConfig], None] = lambda config: None
         self._fits: Callable[[NodeConfig], None] = lambda config: None
         self._memory: Callable[[], int] = lambda: 0
-        self._shrink: Callable[[], None] = lambda: None
+        self._shrink: Callable[[], object] = lambda: None
 
     @property
     def unobservable(self) -> str:
@@ -82,7 +82,7 @@ class Manners:
         self.decide()
 
     def watch_memory(
-        self, fits: Callable[[NodeConfig], None], memory: Callable[[], int], shrink: Callable[[], None]
+        self, fits: Callable[[NodeConfig], None], memory: Callable[[], int], shrink: Callable[[], object]
     ) -> None:
         """`fits` raises for settings under which the node could not work; `memory`: bytes that it takes, which may
         be asked in a thread; `shrink` is called when it takes more than it may, and has been told to pause."""

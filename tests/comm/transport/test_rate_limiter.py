@@ -158,7 +158,7 @@ def test_not_a_byte_more_passes_than_there_is_room_for_over_all_links_together(p
         mine = [Link(a, meter, *((limiter, None) if side == "up" else (None, limiter))) for a, _ in links]
         theirs = [Link(b, ByteCounter()) for _, b in links]
         sources, sinks = (mine, theirs) if side == "up" else (theirs, mine)
-        work = [asyncio.create_task(source.write(NOISE)) for source in sources]
+        work: list[asyncio.Task[Any]] = [asyncio.create_task(source.write(NOISE)) for source in sources]
         work += [asyncio.create_task(sink.read(len(NOISE))) for sink in sinks]
         async with asyncio.timeout(DEADLINE):
             while passed() < budget:

@@ -5,8 +5,7 @@ import dataclasses
 from audit_world import AuditWorld
 from scenario import Run
 
-from atoll.comm.ids import NodeId, Round
-from atoll.comm.plan import Fence
+from atoll.comm.ids import NodeId, PublicKey
 from atoll.comm.replace import replace
 from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.service.view import view
@@ -36,7 +35,7 @@ def test_that_an_exchange_was_left_is_remembered_for_so_many_rounds_and_by_key()
     assert not may_own(state, C) and may_own(state, B) and not state.conduct.strikes
     assert not may_own(after(state, EXCHANGE_MEMORY_ROUNDS), C), "it left the exchange of round 1, not of 0"
     assert may_own(after(state, EXCHANGE_MEMORY_ROUNDS + 1), C)
-    keyed, key = Run(), b"k" * 32
+    keyed, key = Run(), PublicKey(b"k" * 32)
     keyed.do("reducing", ["a", "b", "c"])
     member = dataclasses.replace(keyed.state.members.here[C], key=key)
     members = dataclasses.replace(keyed.state.members, here=keyed.state.members.here | {C: member})
@@ -86,7 +85,8 @@ def test_an_auditor_that_leaves_to_save_bytes_is_not_charged_and_another_one_nam
 
 def test_a_link_that_breaks_with_who_left_to_save_bytes_costs_no_attempt_and_nothing_is_remembered_of_it() -> None:
     run = without(C)
-    fence = Fence(1, run.state.epoch, Round(1), 1)
+    assert run.state.round.plan is not None
+    fence = run.state.round.plan.fence._replace(attempt=1)
     for one, other in ((A, C), (C, B)):
         run.feed(ev.PeerUnreachable(one, 1, other, fence, "broke"))
     assert not run.state.round.lost and run.state.round.ledger.attempt == 2
