@@ -124,7 +124,7 @@ def join(
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, cache (20 GB), model, base, titan;
     machines, machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
-    congestion; durable, disk (GB), files; hours, daily, monthly (GB), battery, metered, idle_only,
+    congestion; durable, disk (GB), files; hours, daily, monthly (GB), battery, metered, idle_only, memory (GB),
     gpu_temperature, gpu_duty. A command behind -- takes neither device=cuda nor ranks: it has its own. Limits,
     from hours on, are explained by `atoll node limits --help`.
 
@@ -413,8 +413,8 @@ def limits(settings: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
     STATE_DIR/node.yaml and the command line, until `KEY=` takes it back.
 
     hours=22:00-07:00 of the day; daily=, monthly= GB of the exchange with peers, up and down; upload=, download=
-    Mbit/s; battery=false, metered=false, idle_only=true; gpu_temperature= degrees Celsius; gpu_duty= share of the
-    time, 0.01 to 1, and threads=, both from the next round on.
+    Mbit/s; battery=false, metered=false, idle_only=true; memory= GB; gpu_temperature= degrees Celsius; gpu_duty=
+    share of the time, 0.01 to 1, and threads=, both from the next round on.
     """
     from atoll.node.daemon.control_socket import ask
 

@@ -71,6 +71,7 @@ class NodeConfig:
     idle_only: bool = False  # train only while nobody else uses this machine
     gpu_temperature: float = 0.0  # degrees Celsius above which no GPU is worked further; 0: no limit
     gpu_duty: float = 1.0  # share of the time that the trainer computes, GPU or not: it rests between inner steps
+    memory: float = 0.0  # GB that the processes of this node may take together, beside GPUs' memory; 0: no limit
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
 
 
@@ -123,7 +124,7 @@ def check(config: NodeConfig) -> None:
     for key, rate in (("upload", config.upload), ("download", config.download)):
         if not 0 <= rate < 1e9:
             raise ConfigError(f"{key} is {rate:g}: it must be 0 (no limit) or a number of Mbit/s")
-    for key, amount in (("daily", config.daily), ("monthly", config.monthly)):
+    for key, amount in (("daily", config.daily), ("monthly", config.monthly), ("memory", config.memory)):
         if not 0 <= amount < 1e9:
             raise ConfigError(f"{key} is {amount:g}: it must be 0 (no limit) or a number of GB")
     if not 0.01 <= config.gpu_duty <= 1:

@@ -38,6 +38,19 @@ def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_param
         f"the run's model of {n_params or run.model.n_params:,} parameters",
         "free some, or use a larger machine",
     )
+    demand_allowed_memory(run, node, n_params)
+
+
+def demand_allowed_memory(run: RunConfig, node: NodeConfig, n_params: int = 0) -> None:
+    """Raise `ResourceError` if the model cannot fit into the memory that the owner allows; arguments as
+    `check_memory` has them."""
+    need = memory_need(run, node, n_params)
+    if 0 < node.memory * 1e9 < need:
+        raise ResourceError(
+            f"memory={node.memory:g} GB, and the run's model of {n_params or run.model.n_params:,} parameters "
+            f"needs about {need / 1e9:.1f} GB on this machine: allow more, or "
+            "take part in a run with a smaller model"
+        )
 
 
 def memory_need(run: RunConfig, node: NodeConfig, n_params: int = 0) -> int:

@@ -113,7 +113,7 @@ DOORS: dict[str, str] = {
     "coordinator.state_machine": "conduct events members rollback run_layout state step weights",
     "coordinator.service": "control_plane event_loop invites journal run_records telemetry",
     "coordinator.monitor": "blame contributions http terminal wandb_logger",
-    "node": "config devices engine_check preflight settings top trainer_channel",
+    "node": "config devices engine_check memory preflight settings top trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.checks": "check machine needs reach",

@@ -218,7 +218,7 @@ class RoundsConfig:
     """The inner steps of a round, its quorum, and how long its parts may take."""
 
     inner_steps: int = 100  # H: a round does not close before a quorum has taken so many; a turn of all fragments
-    floor: int = 1  # inner steps that every contribution has at least
+    floor: int = 1  # inner steps that a member takes at least when its round closes; its owner's pause knows none
     ceiling: float = 2.0  # times inner_steps: a member that waits for others or for the coordinator takes no more
     total: int = 0  # rounds after which the run is finished; 0: until stopped
     # number of a member, in the order of joining, without which the run does not end: it has more rounds than

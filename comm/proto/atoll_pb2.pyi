@@ -166,6 +166,7 @@ class HeartbeatRequest(_message.Message):
     DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     TRAINER_RSS_BYTES_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
+    SAVES_BYTES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -194,6 +195,8 @@ class HeartbeatRequest(_message.Message):
     """resident memory of the trainer's processes"""
     pause: _builtins.int
     """why the node may take no inner steps for now: a `PauseReason` (comm/pause_reasons.py); 0: it may"""
+    saves_bytes: _builtins.bool
+    """nor does it exchange anything with peers for now: no plan is to name it"""
     def __init__(
         self,
         *,
@@ -215,10 +218,11 @@ class HeartbeatRequest(_message.Message):
         device_bytes: _builtins.int = ...,
         trainer_rss_bytes: _builtins.int = ...,
         pause: _builtins.int = ...,
+        saves_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "saves_bytes", b"saves_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1400,6 +1404,7 @@ class View(_message.Message):
     REPLAY_FIELD_NUMBER: _builtins.int
     CREDITED_TOKENS_FIELD_NUMBER: _builtins.int
     CREDITED_ROUNDS_FIELD_NUMBER: _builtins.int
+    SAVES_BYTES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -1456,6 +1461,8 @@ class View(_message.Message):
     """that the run committed of this node's key"""
     credited_rounds: _builtins.int
     """in which it did"""
+    saves_bytes: _builtins.bool
+    """this node is counted on in no exchange, as it said"""
     @_builtins.property
     def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """for a node that lacks state_committed: some that have it"""
@@ -1529,10 +1536,11 @@ class View(_message.Message):
         replay: Global___Replay | None = ...,
         credited_tokens: _builtins.int = ...,
         credited_rounds: _builtins.int = ...,
+        saves_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "plan", b"plan", "replay", b"replay", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "saves_bytes", b"saves_bytes", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -204,7 +204,8 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
 def heartbeat(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heartbeat:
     """The event of a heartbeat: the node's phase, round and inner step. Nothing in it is refused."""
     phase, paused = text(request.phase[:MAX_PHASE]), request.pause > 0
-    return ev.Heartbeat(node, life, phase, request.round, request.inner_step, paused)
+    saves_bytes = request.saves_bytes
+    return ev.Heartbeat(node, life, phase, request.round, request.inner_step, paused, saves_bytes)
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:

@@ -31,6 +31,8 @@ from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State, remove
 
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
+EXCHANGE_MEMORY_ROUNDS = 20  # committed rounds after which it is forgotten that a member left an exchange
+MAX_EXCHANGES_LEFT = 10_000  # identities of which that is remembered
 WORDS = {
     Consequence.STRUCK: "this is remembered",
     Consequence.NO_OWNER: "it owns no chunks for now",
@@ -61,9 +63,18 @@ def consequence(state: State, node: NodeId) -> Consequence | None:
     return None if record is None or record.forgotten(state.committed) else record.consequence(state.committed)
 
 
+def left_exchange_lately(state: State, node: NodeId) -> bool:
+    """Whether the node left an exchange in the middle of it, to save bytes, and that is not forgotten."""
+    if not state.conduct.exchanges_left:
+        return False
+    left = state.conduct.exchanges_left.get(identity(state, node))
+    return left is not None and state.committed - left < EXCHANGE_MEMORY_ROUNDS
+
+
 def may_own(state: State, node: NodeId) -> bool:
     """Whether the node may be given chunks to merge, if there are others."""
-    return consequence(state, node) in (None, Consequence.STRUCK)
+    sound = consequence(state, node) in (None, Consequence.STRUCK)
+    return sound and not left_exchange_lately(state, node)
 
 
 def may_contribute(state: State, node: NodeId) -> bool:

@@ -63,6 +63,7 @@ class Heartbeat:
     round: int
     inner_step: int
     paused: bool = False  # it says that it may take no steps for now
+    saves_bytes: bool = False  # nor exchange anything with peers; then it is paused, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +310,7 @@ class Paused:
 
     node: NodeId
     life: int
+    saves_bytes: bool = False  # nor does it exchange anything with peers
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
     remain."""
     r, need = state.round, max(state.config.members.minimum, 1)
-    ready = tuple(n for n in r.participants if n in r.ledger.contributions)
+    saving = state.members.saving
+    ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
     trusted = tuple(n for n in ready if state.members.trusted(n))
     members = _connected(state, trusted if len(trusted) >= need else ready, need)
     return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
@@ -210,6 +211,8 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     r, node, peer = state.round, event.node, event.peer
     if r.planned_at is None or event.fence.round != r.number or node == peer:
         return state
+    if not state.members.saving.isdisjoint((node, peer)):
+        return state  # it exchanges nothing, as it says
     pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= r.participants.keys() and event.fence.attempt < r.ledger.attempt
@@ -265,7 +268,12 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         if not everywhere and not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)
     if gone := gone or sorted(ledger.gone, key=order):
-        return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
+        one = len(gone) == 1
+        if state.members.saving.issuperset(gone):
+            why = "saves bytes" if one else "save bytes"
+        else:
+            why = "is gone" if one else "are gone"
+        return fail_attempt(state, f"{state.names(gone)} {why}", now)
     if len(plan_.orphans) >= len(left) and ledger.orphans and all(n in plan_.orphans for n in left):
         return _adopt(state, now)
     if not everywhere and lateness.is_overdue(state, now):

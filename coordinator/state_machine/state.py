@@ -167,6 +167,9 @@ class ConductBook:
     # is against most members.
     doubtful: tuple[tuple[NodeId, str, Evidence], ...] = ()
     broken: tuple[BrokenPath, ...] = ()  # `broken_paths` keeps them, the latest last
+    # By identity, the latest last: the round whose exchange its member last left to save bytes; `byte_saving`
+    # keeps them.
+    exchanges_left: dict[str, int] = field(default_factory=dict)
     decisions: int = 0  # so far
 
 
@@ -272,12 +275,20 @@ class State:
         return self.committed in self.members.holding
 
     @property
+    def state_given(self) -> bool:
+        """Whether a living member holds state_committed, and does not keep it to itself to save bytes."""
+        holders = self.members.holding.get(self.committed, 0)
+        silent = (self.members.here[n] for n in self.members.saving)
+        return holders > sum(m.state_round == self.committed for m in silent)
+
+    @property
     def state_lost(self) -> bool:
-        """Whether nobody here holds the state of the last commit, or can make it from what it holds."""
-        if not self.committed or self.round.phase is Phase.FINISHED or self.state_held:
+        """Whether nobody here gives the state of the last commit to others, or can make it from what it holds."""
+        if not self.committed or self.round.phase is Phase.FINISHED or self.state_given:
             return False
-        here = self.members.here
-        return not any(n in here and here[n].state is who.MemberState.ACTIVE for n in self.makers)
+        here, saving = self.members.here, self.members.saving
+        makers = (n for n in self.makers if n in here and n not in saving)
+        return not any(here[n].state is who.MemberState.ACTIVE for n in makers)
 
     @property
     def awaited_members(self) -> frozenset[NodeId]:
@@ -310,7 +321,7 @@ class State:
 
     def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:
         """Those that cannot train yet: they fetch the state, or would if it could be had."""
-        here, there = self.members.here, bool(self.digest) and self.state_held
+        here, there = self.members.here, bool(self.digest) and self.state_given
         lack = {n for n in nodes if here[n].state_round != self.committed}
         return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 

@@ -12,8 +12,8 @@ journal rebuilds it. This file takes events to the part they concern: `beginning
 `state_sync` (who holds which state), `rounds` (when a round starts and closes), `reduce` (attempts and commit),
 `audit` (whether what was sealed is what went in), `replay` (whether contributors train what they were told to),
 `disputes` (sealed chunks that cannot be had), `rollback` (when the state is gone with all who held it), `conduct`
-(what is held against members), on the small machines `members`, `leases`, `ledger` and `strikes`. Each decision
-says why in a `Note`.
+(what is held against members), `byte_saving` (who exchanges nothing for now), on the small machines `members`,
+`leases`, `ledger` and `strikes`. Each decision says why in a `Note`.
 """
 
 from collections.abc import Iterable
@@ -24,6 +24,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import (
     audit,
     beginning,
+    byte_saving,
     conduct,
     credit,
     disputes,
@@ -132,7 +133,7 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
 
 def _waits_for(state: State) -> tuple[object, ...]:
     r = state.round
-    there = state.digest, state.state_held
+    there = state.digest, state.state_given
     return (
         state.members.changes,
         there,
@@ -208,9 +209,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return _trust(state, node, out)
         case Stepped(node):
             return replace(state, members=who.enter_step(state.members, node))
-        case Paused(node):
-            out.append(Note(f"{state.name(node)} is paused: no round waits for its steps", node))
-            return replace(state, members=who.pause(state.members, node, now))
+        case Paused():
+            return byte_saving.record_pause(state, event, now, out)
         case Resumed(node):
             out.append(Note(f"{state.name(node)} is no longer paused", node))
             return replace(state, members=who.resume(state.members, node))

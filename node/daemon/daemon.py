@@ -33,6 +33,7 @@ from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
 from atoll.node.daemon.join_checks import log_run, look_around
 from atoll.node.daemon.manners import Manners
+from atoll.node.daemon.memory_limit import MemoryLimit
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.run_status import of_the_run
@@ -62,10 +63,12 @@ from atoll.node.trainer_channel import (
     Initialised,
     LogLine,
     LoopLeft,
+    MicroBatch,
     Preparing,
     Progress,
     Reached,
     Ready,
+    Rests,
     ToDaemon,
     Train,
     Waits,
@@ -102,6 +105,8 @@ class Daemon:
         self._loading: asyncio.Task[None] | None = None  # of state 0, from where the run says
         self._restored = asyncio.Event()  # what is on the disk was loaded
         self._compiled = asyncio.Event()  # what the run's codec calls
+        self._memory: MemoryLimit
+        self._failure: AtollError | None = None  # why it is to end, where it would else go on
 
     async def run(self) -> None:
         with exclusive(self._options.state_dir), take_part():
@@ -119,6 +124,7 @@ class Daemon:
                     if self._options.checks:
                         log_run(self._member, self._config)
                     self._supervisor = self._make_supervisor()
+                    self._memory = MemoryLimit(self._member.run, self._supervisor)
                     with on_signals(self._interrupt):
                         verbs = self._manners.verbs | {"finish": self._finish}
                         serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
@@ -169,6 +175,8 @@ class Daemon:
         """Everything a member does at the same time, until the run or the node is over."""
         plane, rejoined = self._member.plane, partial(self._events.put_nowait, ev.Rejoined())
         self._manners.attach(lambda: plane.bytes_up + plane.bytes_down, self._events.put_nowait, self._obey)
+        memory = self._memory
+        self._manners.watch_memory(memory.demand_fit, memory.bytes, lambda: self._spawn(self._take_less_memory()))
         session = self._member.maintain(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -183,6 +191,8 @@ class Daemon:
                 if self._options.checks:
                     self._spawn(look_around(self._member, rates=not self._manners.counts_bytes))
                 await self._over.wait()
+                if self._failure is not None:
+                    await self._leave_with(self._failure)
                 await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
                 raise _Over  # cancels whatever is still under way
         except* _Over:
@@ -200,8 +210,20 @@ class Daemon:
             draining = view.draining
             if self._loop is not None:
                 self._loop.follow(view)
-            self._member.plane.offering.offer_to(offers(view))
+            self._follow_offers(view)
             self._events.put_nowait(ev.ViewArrived(view))
+
+    def _follow_offers(self, view: pb.View | None = None) -> None:
+        """Dial, as a leaf, whom the latest view names; nobody while bytes are saved."""
+        view = view or self._state.view
+        self._member.plane.offering.offer_to(offers(view) if view and not self._state.saves_bytes else ())
+
+    def _hush(self) -> None:
+        """Bytes are saved from now on: nobody is to wait for what this node would give."""
+        self._follow_offers()
+        self._member.plane.hush()
+        if self._loop is not None:
+            self._loop.audits.stop()
 
     async def _heartbeats(self) -> None:
         """What this node does, every few seconds and when that changes."""
@@ -230,6 +252,7 @@ class Daemon:
                 progress=self._recovering or self._preparing,
                 trouble=self._trouble,
                 pause=self._manners.reason or 0,
+                saves_bytes=state.exchanges_nothing,
             )
             await member.control.heartbeat(beat)
             with contextlib.suppress(TimeoutError):
@@ -246,14 +269,16 @@ class Daemon:
         """Take the event in, and carry out what the machine asks for."""
         if isinstance(event, ev.StateMoved) and (pause := self._manners.round_is(event.round)) is not None:
             self._advance(pause)
-        before = self._state.phase
+        before = self._state.phase, self._state.exchanges_nothing
         self._state, effects = step(self._state, event)
         self._member.reports.view = self._state.view
         for effect in effects:
             self._act(effect)
         if self._loop is not None:
             self._loop.replays.follow(self._state)
-        if self._state.phase != before or isinstance(event, ev.PauseChanged):
+        if isinstance(event, ev.PauseChanged):
+            self._hush() if event.saves_bytes else self._follow_offers()
+        if (self._state.phase, self._state.exchanges_nothing) != before or isinstance(event, ev.PauseChanged):
             self._beat.set()
 
     def _act(self, effect: ef.Effect) -> None:
@@ -288,6 +313,8 @@ class Daemon:
                 self._spawn(self._outer_loop.apply(view))
             case ef.Recover():
                 self._spawn(self._outer_loop.recover(effect))
+            case ef.StopRecovery():
+                self._outer_loop.stop_recovery()
             case ef.FallBack(before):
                 self._spawn(self._outer_loop.fall_back(before))
             case ef.Renumber(view):
@@ -378,6 +405,10 @@ class Daemon:
                 self._events.put_nowait(message)
             case LoopLeft():  # the supervisor starts it again
                 pass
+            case Rests(seconds):
+                self._manners.rest(seconds)
+            case MicroBatch(size):
+                self._memory.micro_batch = size
             case BadArithmetic(round_, sentence):
                 log.warning(f"{sentence}: nothing of its order of round {round_} is used, it begins anew")
                 self._events.put_nowait(message)
@@ -405,6 +436,15 @@ class Daemon:
     def _on_trainer_down(self) -> None:
         self._trainer, self._preparing = None, ""
         self._events.put_nowait(ev.TrainerDown())
+        self._manners.shrunk()
+
+    async def _take_less_memory(self) -> None:
+        """The node takes more memory than it may, and pauses."""
+        try:
+            await self._memory.shrink(lambda: self._state.is_stepping)
+        except AtollError as error:
+            self._failure = error
+            self._end_politely()
 
     def _attach(self, hello: Hello) -> None:
         """Give the trainer its vectors; allocate them at its first hello."""
@@ -418,6 +458,7 @@ class Daemon:
         elif self._loop.hello.layout != hello.layout:
             raise Refused("the trainer came back with another model than it had before")
         self._loop.hello = hello  # another number of ranks, perhaps, or one that cannot evaluate
+        self._memory.vectors = self._loop.outer.vectors
         self._supervisor.send(self._loop.attachment)
 
     # The outer loop
@@ -542,10 +583,14 @@ class Daemon:
         elif self._ending:
             self._over.set()
         else:
-            self._ending = True
-            self._manners.leave_soon()
-            self._events.put_nowait(ev.PartingAsked())
-            self._end_if_due(time.monotonic() + POLITE_SECONDS)
+            self._end_politely()
+
+    def _end_politely(self) -> None:
+        """Leave once what is trained is committed, if that comes soon."""
+        self._ending = True
+        self._manners.leave_soon()
+        self._events.put_nowait(ev.PartingAsked())
+        self._end_if_due(time.monotonic() + POLITE_SECONDS)
 
     def _end_if_due(self, deadline: float) -> None:
         """Go without a commit that does not come, or nobody is there to make."""
@@ -556,14 +601,12 @@ class Daemon:
 
     def _obey(self, config: NodeConfig) -> None:
         """Follow the owner's limits, as they are now."""
-        self._config = dataclasses.replace(self._config, **{key: getattr(config, key) for key in KEYS})
+        limits = {key: getattr(config, key) for key in KEYS}
+        self._config = dataclasses.replace(self._config, **limits)
         plane, manners = self._member.plane, self._manners
         plane.limit(config.upload * MEGABIT, config.download * MEGABIT)
-        plane.budget(
-            (lambda: manners.spent) if manners.has_budget else None,
-            (lambda: manners.is_silent) if manners.counts_bytes else None,
-        )
-        self._supervisor.change_settings(self._config)
+        plane.budget(manners.room if manners.counts_bytes else None)
+        self._supervisor.change_settings(dataclasses.replace(self._supervisor.settings, **limits))
 
 
 class _Over(Exception):

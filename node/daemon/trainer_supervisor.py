@@ -73,6 +73,7 @@ class TrainerSupervisor:
         self._left_loop = False  # the latest one's loop ended by itself
         self._departures = 0  # trainers whose loop did
         self._hung = False  # the latest one does not answer
+        self._wanted_again = False  # the latest one was ended for the sake of other settings
         self._exit_code = 0  # the latest one's
         self._hurried = asyncio.Event()  # nobody waits for a script to end by itself
         self._order_round = -1  # of the latest order to train
@@ -91,6 +92,19 @@ class TrainerSupervisor:
         if self._end is not None:
             self._hung = True
             self._end.close()
+
+    @property
+    def settings(self) -> NodeConfig:
+        """The settings that a trainer is started with."""
+        return self._spec.node
+
+    def start_again(self, node: NodeConfig) -> None:
+        """End the trainer, by force if it must be, and start it again with these settings; that is no crash of its
+        own."""
+        self.change_settings(node)
+        if self._end is not None:
+            self._wanted_again = True
+            self.hang_up()
 
     def change_settings(self, node: NodeConfig) -> None:
         """Let the trainer have these settings: some of them at its next round, the others when it starts again."""
@@ -128,7 +142,7 @@ class TrainerSupervisor:
 
     async def _live_once(self, spec_file: Path) -> str:
         """Start a trainer and listen to it until it has ended; return how that was, in words."""
-        self._left_loop = self._hung = False
+        self._left_loop = self._hung = self._wanted_again = False
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
         await self._bound_log()
         while not self._connected.empty():  # of one that connected when it was given up
@@ -241,6 +255,8 @@ class TrainerSupervisor:
             raise TrainerFailed(f"{self._name} {ending} and had never called `participate`: {last_line}")
         if self._left_loop:
             await self._recover_from_departure()
+            return
+        if self._wanted_again:
             return
         self._crashes, self._round_of_death = self._crashes + 1, self._order_round
         if self._crashes > self._spec.node.max_restarts:

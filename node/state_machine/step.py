@@ -14,6 +14,10 @@ takes the new state when it is told to `OrderTraining` on. While it is ahead, an
 a trainer at work: it reads neither anchor nor local vector until it is told, and from then on both stand still
 until it hands over again.
 
+A node that saves bytes takes part in no exchange: it leaves the reduce under way, and the recovery, and applies
+what is here already. Also when bytes may be spent again it takes no part in a reduce before the coordinator has
+said that it knows: until then it plans with what the node has dropped.
+
 Where fragments take turns, a round commits the steps of one fragment only. What the local vector has of the others
 stays (`FragmentTurns`): the next steps start from it, though no sample of it is to be committed any more.
 """
@@ -47,6 +51,7 @@ from atoll.node.state_machine.effects import (
     ReportState,
     RunFinished,
     StartReduce,
+    StopRecovery,
     StopReduce,
     VerifySeals,
 )
@@ -119,7 +124,8 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if state.view is not None and _order(view) <= _order(state.view):
                 return state
             _repeat(state, view, out)
-            return replace(state, view=view, unusable=_still_unusable(state.unusable, view))
+            left = state.left and not view.saves_bytes
+            return replace(state, view=view, unusable=_still_unusable(state.unusable, view), left=left)
         case TrainerUp(layout):
             if isinstance(state.trainer, Down):
                 out.append(ReportLayout(layout))
@@ -272,7 +278,7 @@ def _in_new_session(state: State, out: list[Effect]) -> State:
         out.append(StopReduce())  # the run goes on without what this node had entered
     # What it holds may be committed, and nobody else have it.
     reduced = reduced and replace(reduced, in_session=False)
-    return replace(state, view=None, reduce=reduced, unusable=None)
+    return replace(state, view=None, reduce=reduced, unusable=None, left=False)
 
 
 def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
@@ -316,6 +322,8 @@ def _decide(state: State, out: list[Effect]) -> State:
     view = state.view
     if (resting := _rest(state, out)) is not None:
         return resting
+    if state.saves_bytes and (silent := _silence(state, out)) is not None:
+        return silent
     if state.parting is not None and not state.parting.done and not _owes_commit(state):
         out.append(Depart())
         return replace(state, parting=replace(state.parting, done=True))
@@ -362,9 +370,13 @@ def _owes_commit(state: State) -> bool:
 
 
 def _is_left_out(state: State, ready: Work) -> bool:
-    """Whether that work was left out of its round, and is brought into none while the node fetches no state."""
-    view = state.view
-    return state.saves_bytes and view is not None and ready.round <= view.committed and not _holds(state, view)
+    """Whether that work is in no exchange, and is brought into none while the node saves bytes."""
+    view, reduced = state.view, state.reduced
+    if not state.saves_bytes or view is None:
+        return False
+    if ready.round <= view.committed:
+        return not _holds(state, view)
+    return reduced is None or reduced.attempt[0] != ready.round
 
 
 def _differs(at: At, view: pb.View) -> bool:
@@ -385,6 +397,8 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
         out.append(Renumber(view))
         return replace(_forget_reduced(state), outer=Moving(Move.RENUMBER, before))
     if isinstance(before, At) and before.round == view.committed:  # and differs
+        if state.saves_bytes:
+            return state
         out.append(Recover(view, differs=True, rebase=False))
         state = replace(_drop_steps(_forget_reduced(state)), work=None)
         return replace(state, outer=Moving(Move.REPLACE, before))
@@ -459,7 +473,7 @@ def _attempts(state: State) -> list[Attempt]:
 def _reduce(state: State, plan: pb.Plan, out: list[Effect]) -> State | None:
     attempt = plan.round, plan.attempt
     work, reduced = state.ready, state.reduced
-    if attempt in _attempts(state) or work is None or work.round != plan.round:
+    if state.exchanges_nothing or attempt in _attempts(state) or work is None or work.round != plan.round:
         return None
     if reduced is not None and not (reduced.in_session and reduced.attempt[0] == plan.round):
         out.append(StopReduce())
@@ -553,6 +567,22 @@ def _rest(state: State, out: list[Effect]) -> State | None:
         case Ahead(round_, waits=False, held=False) if _rests(state):
             out.append(HoldTraining(round_))
             return replace(state, trainer=replace(state.trainer, held=True))
+    return None
+
+
+def _silence(state: State, out: list[Effect]) -> State | None:
+    """End what goes over the links to peers; None: nothing does. A reduce of which all is here needs them no
+    more."""
+    if isinstance(state.reduce, Reducing):
+        out.append(StopReduce())
+        return replace(state, reduce=None, left=True)
+    if (
+        isinstance(state.outer, Moving)
+        and state.outer.by in (Move.RECOVER, Move.REPLACE)
+        and not state.outer.halted
+    ):
+        out.append(StopRecovery())
+        return replace(state, outer=replace(state.outer, halted=True))
     return None
 
 

@@ -42,7 +42,7 @@ from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLar
 from atoll.node.trainer.micro_batch import MicroBatchStore
 from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
-from atoll.node.trainer_channel import FIRST_STEP_SECONDS
+from atoll.node.trainer_channel import FIRST_STEP_SECONDS, MicroBatch
 
 COLLECTIVE_SHARE = 0.5  # of members.stall
 
@@ -118,6 +118,7 @@ def take_part(device: torch.device) -> None:
         store = MicroBatchStore(Path(spec.cache), micro_batch_facts(spec, ranks, device))
         accumulator = GradientAccumulator(model, spec.run, spec.node, ranks, device, store)
         found = accumulator.choose()
+        link.send(MicroBatch(accumulator.plan.size))
     with participate(
         model,
         optimizer,
@@ -126,6 +127,7 @@ def take_part(device: torch.device) -> None:
         before_round=partial(share_cores, spec.node),
     ) as run:
         accumulator.tell = run.tell
+        accumulator.on_plan = lambda plan: link.send(MicroBatch(plan.size))
         if found:
             run.tell(found)
         for number, batch in enumerate(run.batches(data)):
@@ -141,7 +143,7 @@ def micro_batch_facts(spec: TrainerSpec, ranks: RankGroup, device: torch.device)
         machine = (torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory)
     else:
         machine = (processor_name(), psutil.virtual_memory().total)
-    settings = (node.bf16, node.compile, node.micro_batch, node.checkpointing, node.model)
+    settings = (node.bf16, node.compile, node.micro_batch, node.checkpointing, node.model, node.memory)
     share = run.inner.batch_size // ranks.size
     return machine, str(torch.__version__), run.model, run.inner.optimizer, settings, ranks.hosts, share
 

@@ -280,6 +280,8 @@ def trainer_examples() -> list[bytes]:
         trainer_channel.Ready(1, 4, 2.0, 16),
         trainer_channel.Progress(1, 2, 3.0),
         trainer_channel.LogLine("a sentence"),
+        trainer_channel.Rests(2.5),
+        trainer_channel.MicroBatch(8),
     ]
     return [msgspec.json.encode(message) for message in said]
 

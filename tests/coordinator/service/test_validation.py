@@ -170,6 +170,13 @@ def test_numbers_of_a_heartbeat_are_finite_and_its_words_printable() -> None:
     )
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_heartbeat_says_whether_its_node_saves_bytes_whatever_its_pause_is(saves: bool) -> None:
+    for pause in (0, 4, 1 << 31):
+        heard = validation.heartbeat(ADA, 1, pb.HeartbeatRequest(pause=pause, saves_bytes=saves))
+        assert (heard.paused, heard.saves_bytes) == (pause > 0, saves)
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, 1e31])
 def test_a_trainers_figure_that_cannot_be_is_not_known(wrong: float) -> None:
     shares: dict[str, Any] = {"mfu": 0.4, "data_wait": 0.02}

@@ -30,13 +30,21 @@ def no_round_waits_for_suspects(state: State) -> None:
     r = state.round
     if r.phase is not Phase.COLLECTING or r.planned_at is not None:
         return
-    trusted = [n for n in r.participants if state.members.trusted(n)]
+    saving = state.members.saving
+    trusted = [n for n in r.participants if state.members.trusted(n) and n not in saving]
     ready = [n for n in trusted if n in r.ledger.contributions]
     need = max(state.config.rounds.quorum * len(r.participants), min(2, len(r.participants)))
-    reducers = (m for m in state.members.here.values() if m.trusted_as(MemberState.REDUCER))
+    reducers = (m for m in state.members.here.values() if m.trusted_as(MemberState.REDUCER) and not m.paused)
     dialled = any(not state.members.here[n].leaf for n in ready) or any(reducers)
     enough = len(ready) >= max(need, state.config.members.minimum) and dialled
     hold(not enough or len(ready) < len(trusted), f"round {r.number} has all that it can wait for, and waits")
+
+
+def plans_leave_out_who_saves_bytes(state: State) -> None:
+    """Nobody who exchanges nothing, as it says, is a part of an attempt."""
+    here = {e.node for e in state.round.ledger.entries if not e.gone}
+    wrong = here & state.members.saving
+    hold(not wrong, f"{wrong} save bytes, and are in {state.round.plan and state.round.plan.fence}")
 
 
 def fences_grow(world: "World", fence: Fence) -> None:
