@@ -16,13 +16,14 @@ import click
 from atoll.comm import log
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.durations import duration
-from atoll.comm.errors import AtollError, ConfigError
+from atoll.comm.errors import AtollError, ConfigError, atoll_error
 from atoll.comm.extras import demand
 from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.terminal import say
 from atoll.comm.xdg import default_state_dir
 from atoll.node.config import Device, NodeConfig
 from atoll.node.settings import load_settings
+from atoll.node.state_files import SESSION
 
 VERIFIER = "verifier"  # the role
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
@@ -144,7 +145,7 @@ def join(
         _detach(context, checked)
         return
     log.setup(log_level, log_file)
-    name = name or load_name(state_dir / "session", invite) or socket.gethostname()
+    name = name or load_name(state_dir / SESSION, invite) or socket.gethostname()
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
         looks = not no_checks
@@ -155,7 +156,7 @@ def join(
             log_machine(config, state_dir)
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
-        raise _first(errors) from None
+        raise atoll_error(errors) or errors from None
 
 
 def _detach(context: click.Context, checked: CheckedJoin) -> None:
@@ -463,10 +464,3 @@ def text_of(url: str) -> str:
         return Path(url[1:]).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the join URL from {url[1:]}: {error}") from None
-
-
-def _first(group: BaseExceptionGroup[AtollError]) -> AtollError:
-    """The error that brought the others about."""
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    return ConfigError(str(group))

@@ -22,10 +22,13 @@ BATCHES, TOKEN_BYTES = 10, 24  # in a trainer's memory at most, those made ahead
 PROCESS_BYTES = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 
 
-def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_params: int = 0) -> None:
+def check_memory(
+    run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_params: int = 0, taken: int = 0
+) -> None:
     """Raise `ResourceError` if the model cannot fit into this machine's memory, or into that of its GPUs. `node`:
     with all settings resolved; `found`: the machine's GPUs; `n_params`: of a model that is not the run's, and in
-    the memory of a trainer already, beside which the flat vectors must fit."""
+    the memory of a trainer already, beside which the flat vectors must fit; `taken`: bytes of memory that an
+    earlier life of the node has left for it."""
     on_gpu = node.device is Device.CUDA or n_params > 0
     if on_gpu and found:
         check_gpu_memory(run, node.ranks, min(found[: node.ranks], key=lambda gpu: gpu.memory))
@@ -34,7 +37,7 @@ def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_param
         BATCHES * TOKEN_BYTES * batch, f"a batch of {batch:,} tokens", "free some, or use a larger machine"
     )
     demand_memory(
-        memory_need(run, node, n_params),
+        max(0, memory_need(run, node, n_params) - taken),
         f"the run's model of {n_params or run.model.n_params:,} parameters",
         "free some, or use a larger machine",
     )

@@ -5,6 +5,7 @@ Where no member can be dialled, each of them dials this one: on the coordinator'
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 import psutil
 
@@ -25,8 +26,8 @@ from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import Audits
 from atoll.node.daemon.join_checks import look_around
-from atoll.node.daemon.session import CoordinatorSession
-from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
+from atoll.node.daemon.session import STOPPED, CoordinatorSession
+from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
 from atoll.node.outer.method import seal_format
 
 log = logging.getLogger("atoll.node")
@@ -49,22 +50,25 @@ class Reducer:
         self._member: CoordinatorSession
 
     async def run(self) -> None:
-        with exclusive(self._options.state_dir), take_part():
+        with exclusive(self._options.state_dir), take_part(), on_signals(self._over.set):
             await self._story()
 
     async def _story(self) -> None:
         """From join to good-bye."""
-        async with CoordinatorSession.opened(
-            self._invite, self._config, self._options, NothingToFetch()
-        ) as self._member:
+        async with AsyncExitStack() as opened:
+            if not await ends_before(self._over, self._enter(opened), ENTER_SECONDS):
+                return
             try:
-                self._heartbeat = (await self._member.join("reducer")).heartbeat
-                with on_signals(self._over.set):
-                    async with control_socket.serve(self._options.state_dir, self.status, self._over.set):
-                        await self._live()
-                await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
+                async with control_socket.serve(self._options.state_dir, self.status, self._over.set):
+                    await self._live()
+                await self._member.leave("the run is finished" if self._finished else STOPPED)
             finally:
                 self._stop()
+
+    async def _enter(self, opened: AsyncExitStack) -> None:
+        session = CoordinatorSession.opened(self._invite, self._config, self._options, NothingToFetch())
+        self._member = await opened.enter_async_context(session)
+        self._heartbeat = (await self._member.join("reducer")).heartbeat
 
     async def _live(self) -> None:
         """The session with the coordinator until the run, or this node, is over."""

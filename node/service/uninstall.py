@@ -17,7 +17,7 @@ from atoll.comm.invite import parse
 from atoll.comm.xdg import cache_dir
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.state_dir import exclusive
-from atoll.node.outer.shared_vectors import clear_own, own_folders
+from atoll.node.outer.vector_folders import clear_own, own_folders
 from atoll.node.service.installer import Manager, service_name
 from atoll.node.service.join_command import URL_FILE
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from e2e.harness import PACED, Run, until
 
-from atoll.node.outer.shared_vectors import OWNER_FILE, SHM
+from atoll.node.outer.vector_folders import OWNER_FILE, SHM
 from atoll.node.participant.optimizer_files import POSITION, ROUND, OptimizerFiles
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from e2e.harness import ATOLL, Run, until
 
-from atoll.node.outer.shared_vectors import own_folders
+from atoll.node.outer.vector_folders import own_folders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
