@@ -5,8 +5,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OuterConfig
 from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
-from atoll.comm.invite import Invite
 from atoll.node.config import Device, NodeConfig
 from atoll.node.daemon.entrance import settings_for
 from atoll.node.daemon.state_dir import JoinOptions

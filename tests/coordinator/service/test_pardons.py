@@ -22,7 +22,6 @@ from atoll.coordinator.state_machine.state import Phase, State
 from atoll.node.checks.reach import invite_check
 from atoll.node.control.checkup import CheckupClient
 
-
 PROOF = Evidence(1, Offence.FORGED_SEAL, "it sealed what is not the mean")
 LIES = tuple(Evidence(round_, Offence.FALSE_CLAIM, "it claims what it has not trained") for round_ in (1, 2, 3))
 

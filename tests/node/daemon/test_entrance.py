@@ -19,7 +19,7 @@ from atoll.comm.errors import AtollError, ConfigError, Refused, RefusedForNow, R
 from atoll.comm.ids import NO_PIN
 from atoll.comm.invite import Invite
 from atoll.comm.rate_limits import RateLimit
-from atoll.comm.transport.certificates import Certificate, load_or_make
+from atoll.comm.transport.certificates import Certificate
 from atoll.coordinator.service import checkup
 from atoll.node.config import NodeConfig
 from atoll.node.control import client
