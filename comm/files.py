@@ -127,6 +127,15 @@ def clear_unfinished(folder: Path) -> None:
         new.unlink(missing_ok=True)
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            size += file.lstat().st_size if not file.is_dir() else 0
+    return size
+
+
 def write_all(file: int, buffers: "list[memoryview]", at: int) -> int:
     """Write buffers one after the other from offset `at` on; returns the offset behind the last one."""
     for buffer in buffers:

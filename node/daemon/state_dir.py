@@ -18,6 +18,7 @@ from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.invite import Invite
 from atoll.node.daemon import control_socket
 from atoll.node.outer.vector_folders import clear_stale
+from atoll.node.state_files import LOCK
 
 log = logging.getLogger("atoll.node")
 TRAINER_SPEC = "trainer.json"  # in the state directory: what a trainer needs to start
@@ -48,7 +49,7 @@ def exclusive(state_dir: Path) -> Iterator[None]:
     `ResourceError`."""
     try:
         make_folder(state_dir)
-        lock = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        lock = os.open(state_dir / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
     try:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from atoll.comm.files import size_of
 from atoll.node.state_files import SESSION
 
 SHM = Path("/dev/shm")
@@ -143,15 +144,6 @@ def remove(folder: Path) -> None:
                 path.unlink(missing_ok=True)
         if {path.name for path in folder.iterdir()} <= {OWNER_FILE, LOCK_FILE}:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder."""
-    size = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):
-            size += file.lstat().st_size if not file.is_dir() else 0
-    return size
 
 
 def _others(state_dir: Path, shm: Path) -> list[VectorFolder]:

@@ -84,6 +84,15 @@ def test_a_detached_node_trains_and_is_uninstalled_without_a_trace(run: Run, vol
     assert url not in " ".join(daemon.cmdline())
     until("a commit", lambda: run.committed() >= 1)
     assert "another daemon uses the state directory" in volunteer.atoll("join", url, "--detach", code=3)
+    (photo := volunteer.state_dir / "outer" / "space.jpg").touch()
+    said = volunteer.atoll("uninstall", "--yes")
+    assert f"from {volunteer.state_dir}, which stays: outer/space.jpg in it is no node's" in said
+    assert [path for path in volunteer.state_dir.rglob("*") if not path.is_dir()] == [photo]
+    photo.unlink()
+    photo.parent.rmdir()
+    volunteer.state_dir.rmdir()
+    until("its end", lambda: not volunteer.daemons())
+    volunteer.detach(run.invite(1))
     said = volunteer.atoll("uninstall", "--yes")
     assert f"removed {volunteer.state_dir}" in said and f"removed {volunteer.cache}" in said
     assert "the daemon has left its run" in said

@@ -169,15 +169,31 @@ def test_what_is_not_a_nodes_state_directory_is_not_removed(
     (folder / "session").write_text("127.0.0.1:1 reef\nsecret.1\nada\n")
     (folder / "journal.sqlite").touch()
     assert "is a coordinator's" in refuse(system, folder)
-    (system.home / "session").write_text("127.0.0.1:1 reef\nsecret.1\nada\n")
-    assert "holds your home" in refuse(system, system.home)
-    assert "holds your home" in refuse(system, Path("."))
     assert (folder / "journal.sqlite").exists() and (folder / "session").exists()
-    (around := system.home / "around").mkdir()
-    (around / "session").write_text("127.0.0.1:1 reef\nsecret.2\neve\n")
-    folder.rename(around / "photos")
-    assert f"{around / 'photos'}, in {around}, is another node's" in refuse(system, around)
-    assert (around / "photos" / "journal.sqlite").exists() and (around / "session").exists()
+
+
+def test_what_is_no_nodes_stays_and_the_folder_with_it(system: System) -> None:
+    """A home, with another node's folder in it, was given as the state directory."""
+    others = ("notes.txt", "cache/thumbnails/a.png", "logs/of-another-program.log", "node/session", "node/lock")
+    for name in others:
+        (system.home / name).parent.mkdir(exist_ok=True, parents=True)
+        (system.home / name).write_text("127.0.0.1:1 reef\nsecret.2\neve\n")
+    before = {path for path in system.home.rglob("*") if not path.is_dir()}
+    for name in ("session", "logs/node.log", "cache/micro_batch.json", f"outer/{'0' * 32}/residual"):
+        (system.home / name).parent.mkdir(exist_ok=True, parents=True)
+        (system.home / name).write_text("127.0.0.1:1 reef\nsecret.1\nada\n")
+    said = system.run("uninstall", "--yes", "--state-dir", ".")
+    assert said.exit_code == 0 and "which stays:" in said.output and "and 2 more in it" in said.output
+    assert {path for path in system.home.rglob("*") if not path.is_dir()} == before
+
+
+def test_what_has_not_joined_yet_is_removed_too(system: System) -> None:
+    folder = system.home / "ada"
+    folder.mkdir()
+    for name in ("lock", "tls.pem"):
+        (folder / name).touch()
+    assert system.run("uninstall", "--yes", "--state-dir", str(folder)).exit_code == 0
+    assert not folder.exists()
 
 
 def test_one_is_asked_before_anything_goes(system: System) -> None:
