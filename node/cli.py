@@ -126,8 +126,8 @@ def join(
     device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, cache (20 GB), model, base, titan;
     machines, machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
     congestion; durable, disk (GB), files; hours, daily, monthly (GB), battery, metered, idle_only,
-    gpu_temperature, gpu_duty. A command behind -- takes neither device=cuda nor ranks: it has its own. Limits,
-    from hours on, are explained by `atoll node limits --help`.
+    gpu_temperature, gpu_duty. A command behind -- takes neither device=cuda (or mps) nor ranks: it has its own.
+    Limits, from hours on, are explained by `atoll node limits --help`.
 
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
@@ -365,10 +365,10 @@ def check_join(context: click.Context) -> CheckedJoin:
             f"machines is {config.machines} and there is a command behind --: a script of several machines is "
             "started on them by torchrun, srun or the like, not by atoll node worker"
         )
-    if command and (config.device is Device.CUDA or config.ranks):
+    if command and (config.device in (Device.CUDA, Device.MPS) or config.ranks):
         raise ConfigError(
-            "`device=cuda` and `ranks` are of the built-in trainer, and there is a command behind --: a script "
-            "chooses its devices itself, and torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
+            f"`device={config.device}` and `ranks` are of the built-in trainer, and there is a command behind --: "
+            "a script chooses its devices itself, torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
         )
     return CheckedJoin(invite, url, config, state_dir, listen, command or ())
 

@@ -1,5 +1,6 @@
 """Checks whether this machine can take part, before anything is started; what it lacks is raised as a sentence."""
 
+import platform
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from atoll.comm.config.run import OptimizerName, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import split_host_port
 from atoll.node.config import Device, NodeConfig
-from atoll.node.devices import Gpu, has_compiler, torch_has_gpus
+from atoll.node.devices import Gpu, has_compiler, suits_mps, torch_has_gpus
 
 BYTES_FLAT = 12  # three flat vectors
 BYTES_TRAINED = 8  # parameters and gradients
@@ -124,9 +125,19 @@ def check_network(node: NodeConfig) -> None:
 
 
 def check_device(node: NodeConfig) -> None:
-    """Check that the torch of this machine can have a GPU where the settings ask for one. Raises `ConfigError`."""
+    """Check that this machine and its torch can have the GPU that the settings ask for, and that the other
+    settings suit it. Raises `ConfigError`."""
     if node.device is Device.CUDA and not torch_has_gpus():
         raise ConfigError("device=cuda and this machine's torch is built for CPUs: install a CUDA build of it")
+    if node.device is Device.MPS and platform.system() != "Darwin":
+        raise ConfigError(
+            f"device=mps is a Mac's GPU, and this machine runs {platform.system()}: leave device= out"
+        )
+    if node.device is Device.MPS and not suits_mps(node):
+        raise ConfigError(
+            "device=mps trains in fp32, uncompiled and in one rank of one machine: leave out bf16=, compile=, "
+            "ranks= and machines=, or give device=cpu"
+        )
 
 
 def _offered() -> str:

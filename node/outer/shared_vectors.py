@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.errors import ResourceError
+from atoll.comm.files import reserve
 from atoll.node.outer.vector_folders import (
     COPIES,
     LOCK_FILE,
@@ -136,7 +137,7 @@ class SharedVectors:
 
 def _allocate(path: Path, numel: int) -> NDArray[np.float32]:
     with open(path, "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, numel * 4)  # now, not as a bus error in the middle of a round
+        reserve(file.fileno(), numel * 4)  # now, not as a bus error in the middle of a round
     return _map(path, numel)
 
 
