@@ -18,7 +18,7 @@ LOCK = "lock"  # held by the daemon
 HEX = "[0-9a-f]"
 RUN = HEX * 32  # a run's id
 # Patterns of names, of a file in a folder in the directory. `**` is all that a folder has which only a node makes.
-STATE_FILES = (
+STATE_FILES: tuple[str, ...] = (
     *(SESSION, LOCK, "tls.pem", "join-url", "node.yaml", "limits.json", "bytes.json", "daemon.sock"),
     *("trainer.json", "trainer.log", "trainer.log.1", "trainer.launch/**", "flight-record-*"),
     *("logs/node.log", "logs/node.log.[0-9]", "logs/node-gateway.log", "logs/node-gateway.log.[0-9]"),
@@ -26,7 +26,7 @@ STATE_FILES = (
     *("gateway/identity", "gateway/identity.pid", "gateway/multiaddr", "gateway/published"),
     "gateway/coordinator-*",
 )
-CACHE_FILES = (
+CACHE_FILES: tuple[str, ...] = (
     *("micro_batch.json", "torchtitan/**"),
     *("blocks/size", f"blocks/claims/{HEX}{HEX}", f"blocks/{HEX}{HEX}/{HEX * 32}"),
     f"blocks/{HEX}{HEX}/{HEX * 32}.new",

@@ -69,8 +69,8 @@ def _gpu(config: NodeConfig) -> Check:
             "gpu", False, "device=cuda, and no driver tells of a GPU", "install the driver, or give device=cpu"
         )
     if may_be_apples():
-        found = "Apple's: the trainer takes it if torch can use it, else the CPU"
-        return Check("gpu", True, found, "not tested on real hardware; device=cpu leaves it alone")
+        words = "Apple's: the trainer takes it if torch can use it, else the CPU"
+        return Check("gpu", True, words, "not tested on real hardware; device=cpu leaves it alone")
     return Check("gpu", True, "none: the trainer takes the CPU")
 
 
