@@ -153,7 +153,7 @@ def join(
         life = Reducer if role == "reducer" else Daemon
         raise_limit()
         if looks:
-            log_machine(config, state_dir)
+            log_machine(config, state_dir, leaf)
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
         raise atoll_error(errors) or errors from None

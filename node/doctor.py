@@ -87,7 +87,7 @@ async def _all(
 ) -> list[Check]:
     """All checks in order; each is shown, if so, when it is made."""
     made = []
-    for check in machine_checks(config, state_dir):
+    for check in machine_checks(config, state_dir, listening.leaf):
         made.append(check)
         if show:
             _show(check)

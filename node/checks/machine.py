@@ -15,6 +15,7 @@ from atoll.comm.descriptors import raise_limit
 from atoll.comm.errors import AtollError
 from atoll.comm.extras import lacking
 from atoll.node.checks.check import Check, failed
+from atoll.node.checks.wsl import wsl_checks
 from atoll.node.config import Device, NodeConfig
 from atoll.node.devices import gpus, has_compiler, has_gpu_driver, may_be_apples, torch_has_gpus
 from atoll.node.preflight import PROCESS_BYTES, available, check_device
@@ -23,9 +24,10 @@ MIN_DISK = 1 << 30  # bytes that a node of the smallest model takes, with its lo
 MIN_DESCRIPTORS = 1024  # a few for each member of a fleet
 
 
-def machine_checks(config: NodeConfig, state_dir: Path) -> Iterator[Check]:
-    """What a node with these settings needs of this machine, whatever the run."""
+def machine_checks(config: NodeConfig, state_dir: Path, leaf: bool = False) -> Iterator[Check]:
+    """What a node with these settings needs of this machine, whatever the run. `leaf`: nobody is to dial it."""
     yield Check("python", True, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield from wsl_checks(state_dir, leaf)
     yield _packages()
     yield Check("cores", True, str(core_share()))
     yield _memory()

@@ -22,16 +22,17 @@ from atoll.node.daemon.session import CoordinatorSession
 
 log = logging.getLogger("atoll.node")
 LATER_LOOKS = 2  # after the one before the join: the first call over a connection is a slow one
+WSL = "wsl"  # what checks about it are called
 SAID = ("python", "cores", "memory", "gpu", "disk")  # of the machine, when all is well
 
 
-def log_machine(config: NodeConfig, state_dir: Path) -> None:
-    """Say what this machine is, and what is wrong with it."""
-    checks = list(machine_checks(config, state_dir))
+def log_machine(config: NodeConfig, state_dir: Path, leaf: bool = False) -> None:
+    """Say what this machine is, and what is wrong with it. `leaf`: nobody is to dial it."""
+    checks = list(machine_checks(config, state_dir, leaf))
     log.info("this machine: %s", "; ".join(f"{c.name} {c.found}" for c in checks if c.ok and c.name in SAID))
     for check in checks:
-        if not check.ok:
-            log.warning(str(check))
+        if not check.ok or check.name.startswith(WSL):
+            _tell(check)
 
 
 def log_run(run: RunConfig, config: NodeConfig, state_dir: Path, invite: Invite) -> None:
