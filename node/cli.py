@@ -132,6 +132,8 @@ def join(
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
     """
+    if not detach:
+        log.setup(log_level, log_file)  # first: a service may have no other place for a sentence
     checked = check_join(context)
     invite, config, command = checked.invite, checked.config, checked.command
     state_dir, listen = checked.state_dir, checked.listen
@@ -144,7 +146,6 @@ def join(
     if detach:
         _detach(context, checked)
         return
-    log.setup(log_level, log_file)
     name = name or load_name(state_dir / SESSION, invite) or socket.gethostname()
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
@@ -367,8 +368,8 @@ def check_join(context: click.Context) -> CheckedJoin:
         )
     if command and (config.device in (Device.CUDA, Device.MPS) or config.ranks):
         raise ConfigError(
-            f"`device={config.device}` and `ranks` are of the built-in trainer, and there is a command behind --: "
-            "a script chooses its devices itself, torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
+            "`device=cuda`, `device=mps` and `ranks` are of the built-in trainer, and there is a command behind --: a "
+            "script chooses its devices itself, torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
         )
     return CheckedJoin(invite, url, config, state_dir, listen, command or ())
 

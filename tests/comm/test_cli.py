@@ -127,6 +127,24 @@ def test_completion_lists_what_there_is_and_imports_little(words: str, expected:
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"), [("atoll node inst", "install-service"), ("atoll node join --rol", "--role")]
+)
+def test_zsh_and_fish_get_what_their_scripts_ask_for(words: str, expected: str) -> None:
+    """The answers that the scripts of `test_the_shell_gets_a_script` read: for zsh three lines each, type, value
+    and help; for fish type, value, and behind a tab the help. Zsh counts words, fish says the last one."""
+    *_, last = typed = words.split(" ")
+    answers = dict[str, str]()
+    for shell, position in (("zsh", str(len(typed) - 1)), ("fish", last)):
+        asked = {"_ATOLL_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": position}
+        command = [sys.executable, "-P", "-m", "atoll.comm.cli"]
+        done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, timeout=60)
+        answers[shell] = done.stdout
+    kind, value, _ = answers["zsh"].splitlines()
+    assert (kind, value) == ("plain", expected)
+    assert answers["fish"].startswith(f"plain,{expected}\t") and answers["fish"].count("\n") == 1
+
+
 def test_bash_completes_with_the_readmes_line(tmp_path: Path) -> None:
     (line,) = [
         text.partition("   ")[0]
