@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,7 @@ node.add_command(
         callback=_install_service,
         help=_install_service.__doc__,
         params=[
-            *(param for param in join.params if param.name != "detach"),
+            *(copy(param) for param in join.params if param.name != "detach"),  # its variables have other names
             click.Option(["--now"], is_flag=True, help="Start it, too; return when it has joined."),
         ],
     )
@@ -368,8 +369,8 @@ def check_join(context: click.Context) -> CheckedJoin:
         )
     if command and (config.device in (Device.CUDA, Device.MPS) or config.ranks):
         raise ConfigError(
-            "`device=cuda`, `device=mps` and `ranks` are of the built-in trainer, and there is a command behind --: a "
-            "script chooses its devices itself, torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
+            "`device=cuda`, `device=mps` and `ranks` are of the built-in trainer, there is a command behind --: "
+            "a script chooses its devices itself, torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
         )
     return CheckedJoin(invite, url, config, state_dir, listen, command or ())
 

@@ -30,7 +30,7 @@ def options(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tup
     """The environment variable of each option of each command, and whose it is."""
     for option in command.params:
         if isinstance(option, click.Option) and option.allow_from_autoenv:
-            name = "_".join((PREFIX, *words, option.name or "")).upper().replace("-", "_")
+            name = "_".join((PREFIX, *words, max(option.opts, key=len).lstrip("-"))).upper().replace("-", "_")
             yield name, f"{' '.join(words)} --{option.name}"
     if isinstance(command, click.Group):
         context = click.Context(command)
