@@ -17,7 +17,7 @@ import click
 from atoll.comm import log
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.durations import duration
-from atoll.comm.errors import AtollError, ConfigError, atoll_error
+from atoll.comm.errors import AtollError, ConfigError, ResourceError, atoll_error
 from atoll.comm.extras import demand
 from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.terminal import say
@@ -342,7 +342,7 @@ def leave(state_dir: Path) -> None:
 
 
 def check_join(context: click.Context) -> CheckedJoin:
-    """The parameters of a join. Raises `ConfigError`."""
+    """The parameters of a join. Raises `ConfigError`, `ResourceError`."""
     given = context.params
     command, leaf, advertise, role = context.meta.get(COMMAND), given["leaf"], given["advertise"], given["role"]
     if command is not None:
@@ -361,6 +361,8 @@ def check_join(context: click.Context) -> CheckedJoin:
     if advertise:
         split_host_port(advertise, "--advertise")
     state_dir = given["state_dir"].expanduser().absolute()  # a script may go elsewhere
+    if state_dir.exists() and not state_dir.is_dir():
+        raise ResourceError(f"cannot use the state directory {state_dir}: it is a file; give another --state-dir")
     config = load_settings(state_dir, given["overrides"])
     if command and config.machines > 1:
         raise ConfigError(

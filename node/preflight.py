@@ -124,6 +124,15 @@ def check_network(node: NodeConfig) -> None:
         ) from None
 
 
+def check_ranks(batch_size: int, ranks: int) -> None:
+    """Check that a batch of so many sequences can be divided among the ranks. Raises `ConfigError`."""
+    if batch_size % ranks:
+        raise ConfigError(
+            f"inner.batch_size={batch_size} cannot be divided among ranks={ranks}: "
+            f"start this node with a number of ranks that divides {batch_size}"
+        )
+
+
 def check_device(node: NodeConfig) -> None:
     """Check that this machine and its torch can have the GPU that the settings ask for, and that the other
     settings suit it. Raises `ConfigError`."""

@@ -21,7 +21,14 @@ from atoll.node.devices import Gpu, gpus, resolve
 from atoll.node.engine_check import check_engine
 from atoll.node.outer.method import outer_schedule
 from atoll.node.outer.vector_folders import bytes_in_memory, clear_others
-from atoll.node.preflight import beginning_out_of_reach, check_compiler, check_device, check_memory, check_network
+from atoll.node.preflight import (
+    beginning_out_of_reach,
+    check_compiler,
+    check_device,
+    check_memory,
+    check_network,
+    check_ranks,
+)
 
 log = logging.getLogger("atoll.node")
 
@@ -61,6 +68,8 @@ def settings_for(run: RunConfig, config: NodeConfig, options: JoinOptions) -> No
     config, devices = resolve(config, run.inner.batch_size, found)
     if devices and run.engine is not Engine.TORCHTITAN:
         log.info(devices)
+    if config.machines == 1:
+        check_ranks(run.inner.batch_size, config.ranks)
     check_source(run, config)
     if run.decoder:
         check_room(run, config, options.state_dir, found)
