@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_vectors_are_as_old_as_the_latest_work_on_them(machine: Machine) -> None
     assert clear_own(machine.state_dir("ada"), machine.shm)
 
 
-def folder(name: str, **changes: object) -> VectorFolder:
+def folder(name: str, **changes: Any) -> VectorFolder:
     return replace(VectorFolder(Path(name), Path("/ada"), NOW - 60, True, 100), **changes)
 
 
@@ -103,7 +104,7 @@ def test_of_one_state_directory_the_newest_waits() -> None:
 
 
 @pytest.mark.parametrize("gone", [{"state_dir": None}, {"has_session": False}])
-def test_what_is_nobodys_waits_for_nobody(gone: dict[str, object]) -> None:
+def test_what_is_nobodys_waits_for_nobody(gone: dict[str, Any]) -> None:
     assert stale([found := folder("a", **gone)], NOW) == [found]
 
 

@@ -114,7 +114,7 @@ def test_the_ranks_meet_on_the_interface_that_has_loopback(
     assert found["GLOO_SOCKET_IFNAME"] == "lo0" and found["PYTORCH_ENABLE_MPS_FALLBACK"] == "1"
 
 
-class NoDoubles(TorchDispatchMode):
+class NoDoubles(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What Apple's GPU has no numbers for may not be computed with."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -126,7 +126,7 @@ class NoDoubles(TorchDispatchMode):
 
 @pytest.fixture
 def no_doubles() -> Iterator[None]:
-    with NoDoubles():
+    with NoDoubles():  # type: ignore[no-untyped-call]
         yield
 
 
