@@ -32,7 +32,8 @@ class System:
         script = self.bin / "systemctl"
         script.write_text(
             f'#!/bin/sh\necho "$@" >> {self.told}\n[ "$1" = --version ] && echo systemd {version} && exit 0\n'
-            f'[ "$2" = show ] && echo {node_code} && exit 0\n[ "$2 {node_code}" = "restart 5" ] && exit 1\n'
+            f'[ "$2" = show ] && echo {node_code} && exit 0\n'
+            f'[ "$2" = restart ] && [ {node_code} != 0 ] && exit 1\n'
             f"[ {code} = 0 ] || echo Failed to connect to bus >&2\nexit {code}\n"
         )
         script.chmod(0o755)
@@ -102,7 +103,11 @@ def test_now_starts_it_and_what_fails_is_said(system: System) -> None:
     system.install(0, node_code=5)
     with pytest.raises(NotStarted, match="exit code 5, refused by the other side") as failed:
         system.run("install-service", URL, "--now")
-    assert failed.value.exit_code is ExitCode.REFUSED
+    assert failed.value.exit_code is ExitCode.REFUSED and "again" not in str(failed.value)
+    system.install(0, node_code=7)
+    with pytest.raises(NotStarted, match="exit code 7, refused for now, and is started again") as failed:
+        system.run("install-service", URL, "--now")
+    assert failed.value.exit_code is ExitCode.NOT_NOW
 
 
 def test_nothing_is_written_for_a_join_that_cannot_be_or_without_systemd(
