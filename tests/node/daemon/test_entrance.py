@@ -172,6 +172,21 @@ def test_a_token_that_is_used_up_is_the_joins_to_refuse(tmp_path: Path) -> None:
     beside(tmp_path, story)
 
 
+def test_a_no_that_passes_is_told_from_one_that_stays(tmp_path: Path) -> None:
+    (tmp_path / "copy" / "node").mkdir(parents=True)
+
+    async def story(c: Coordinator) -> None:
+        async with at_the_door(c, tmp_path) as member, at_the_door(c, tmp_path / "copy") as copy:
+            copy.key = member.key  # as of a state directory that was copied without its session
+            await enter(member, NodeConfig())
+            views = member.views()
+            await anext(views)  # it is connected
+            with pytest.raises(RefusedForNow, match="one key is one node: stop that one first"):
+                await enter(copy, NodeConfig())
+
+    beside(tmp_path, story)
+
+
 def test_what_dead_nodes_left_in_memory_goes_before_a_machine_is_too_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
