@@ -15,9 +15,10 @@ SPEC = "ATOLL_TRAINER"
 class Device(StrEnum):
     """The device that a trainer computes on."""
 
-    AUTO = "auto"  # cuda if there is one
+    AUTO = "auto"  # cuda if there is one; on a Mac mps, where torch can
     CPU = "cpu"
     CUDA = "cuda"
+    MPS = "mps"  # Apple's GPU, which shares the processor's memory
 
 
 class Checkpointing(StrEnum):

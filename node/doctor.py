@@ -33,6 +33,7 @@ from atoll.node.cli import invite_of, state_dir_option
 from atoll.node.config import NodeConfig
 from atoll.node.control.checkup import CheckupClient
 from atoll.node.settings import load_settings
+from atoll.node.state_files import SESSION
 
 
 @click.command()
@@ -63,7 +64,7 @@ def doctor(
 
     The exit code is 0 if all is well; else that of the first check that fails: 3 for a lack on this machine, or an
     address that peers cannot dial, 4 if the coordinator does not answer, 5 if it is another than the URL's, or
-    would not let this machine in.
+    would not let this machine in, 7 if it would not now.
     """
     if url and "=" in url and "://" not in url and not url.startswith("@"):  # no URL, and an override
         overrides, url = (url, *overrides), None
@@ -86,7 +87,7 @@ async def _all(
 ) -> list[Check]:
     """All checks in order; each is shown, if so, when it is made."""
     made = []
-    for check in machine_checks(config, state_dir):
+    for check in machine_checks(config, state_dir, listening.leaf):
         made.append(check)
         if show:
             _show(check)
@@ -110,7 +111,7 @@ async def coordinator_checks(
         yield Check("coordinator", not missing, found, missing)
         return
     try:
-        async with CheckupClient.opened(invite, load_session(state_dir / "session", invite)) as client:
+        async with CheckupClient.opened(invite, load_session(state_dir / SESSION, invite)) as client:
             sight = await sight_of(client)
             if isinstance(sight, Check):
                 yield sight

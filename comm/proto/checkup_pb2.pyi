@@ -79,6 +79,7 @@ class LookReply(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PENALTY_FIELD_NUMBER: _builtins.int
     PRIVATE_FIELD_NUMBER: _builtins.int
+    PENALTY_PASSES_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """the run's, as JSON"""
     time: _builtins.float
@@ -91,6 +92,8 @@ class LookReply(_message.Message):
     """why this node would not be let in; empty: it would"""
     private: _builtins.bool
     """nodes may have addresses of private networks"""
+    penalty_passes: _builtins.bool
+    """it would be let in later"""
     def __init__(
         self,
         *,
@@ -100,10 +103,11 @@ class LookReply(_message.Message):
         host: _builtins.str = ...,
         penalty: _builtins.str = ...,
         private: _builtins.bool = ...,
+        penalty_passes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "host", b"host", "members", b"members", "penalty", b"penalty", "private", b"private", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "host", b"host", "members", b"members", "penalty", b"penalty", "penalty_passes", b"penalty_passes", "private", b"private", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

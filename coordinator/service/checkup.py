@@ -25,7 +25,7 @@ import grpc
 
 from atoll.comm.addresses import OwnNetwork, SocketAddress, is_own_network, resolve, same_host
 from atoll.comm.config.run import to_json
-from atoll.comm.errors import ConfigError
+from atoll.comm.errors import ConfigError, RefusedForNow
 from atoll.comm.ids import Pin
 from atoll.comm.invite import split_host_port
 from atoll.comm.proto import checkup_pb2 as cp
@@ -34,7 +34,7 @@ from atoll.comm.transport.certificates import NAME, pin_of
 from atoll.coordinator.door.front_door import FrontDoor
 from atoll.coordinator.service import validation
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
-from atoll.coordinator.state_machine.conduct import refusal
+from atoll.coordinator.service.refusals import barred
 from atoll.coordinator.state_machine.members import Member
 
 SERVICE = "atoll.v1.Checkup"
@@ -139,12 +139,14 @@ class CheckupService:
             await self._callers.refuse(context, Code.UNAVAILABLE, STOPPING)
         await self._limit(self._looks, request, node, context)
         state = self._event_loop.state
+        no = barred(state, node.node, node.key) if node is not None else None
         return cp.LookReply(
             config=to_json(state.config),
             time=time.time(),
             members=len(state.members.generation),
             host=self._host(context),
-            penalty=refusal(state, node.node, node.key) if node is not None else "",
+            penalty=str(no or ""),
+            penalty_passes=isinstance(no, RefusedForNow),
             private=self._private,
         )
 

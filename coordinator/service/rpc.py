@@ -20,7 +20,7 @@ import grpc
 from atoll.comm.addresses import OwnNetwork, resolve
 from atoll.comm.config.outer import MergeName
 from atoll.comm.config.run import MembersConfig, to_json
-from atoll.comm.errors import AtollError, ConfigError, Refused
+from atoll.comm.errors import AtollError, ConfigError, Refused, RefusedForNow
 from atoll.comm.ids import NodeId, Pin, PublicKey
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
@@ -34,11 +34,11 @@ from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.event_loop import STOPPING, CoordinatorStopping, EventLoop
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
+from atoll.coordinator.service.refusals import barred, status_of
 from atoll.coordinator.service.report_limits import REPORT_BYTES, ReportBytes, check_entries
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.conduct import refusal
 from atoll.coordinator.state_machine.members import REDUCER, VERIFIER, Member
 from atoll.coordinator.state_machine.run_layout import LayoutRule, RunLayout
 
@@ -100,8 +100,9 @@ class CoordinatorService:
         """Admit a node that has a valid token, or that was a member before, and tell it its id, its session and
         the run's config. Aborts with `FAILED_PRECONDITION` for another protocol or run, or a reducer of no use to
         it, `INVALID_ARGUMENT` for a bad address, pin, key or role, `PERMISSION_DENIED` for a bad token, a banned
-        node, or a key that is another node's, `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping
-        or when the journal cannot take it."""
+        node, or a session with another key, `ABORTED` for a node that is out for a while and for a connected
+        member's key, `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping or when the journal
+        cannot take it."""
         stranger = self._holder(request.session) is None
         if stranger:
             await self.guard(context)
@@ -192,9 +193,9 @@ class CoordinatorService:
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
-        `INVALID_ARGUMENT` for a malformed report, `FAILED_PRECONDITION` if the node has spoken to a later
-        incarnation of the coordinator or has another model than the run, `UNAVAILABLE` when the node should say it
-        again."""
+        `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to a later incarnation of the
+        coordinator and has to join again, `FAILED_PRECONDITION` if it has another model than the run,
+        `UNAVAILABLE` when the node should say it again."""
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
@@ -202,8 +203,8 @@ class CoordinatorService:
         self._prove(member.node, context)
         await self._limit(self._reports, member.node, context, "reports")
         if request.fence.incarnation > self._event_loop.state.incarnation:
-            sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
-            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+            sentence = "this coordinator was put back to an earlier state than you have heard of: join again"
+            await self._deny(context, RefusedForNow(sentence))
         if not self._report_bytes.take(member.node, request, self._clock()):
             await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES)
         try:
@@ -269,9 +270,9 @@ class CoordinatorService:
         try:
             who = self._sessions.admission(request.session, key, self._event_loop.state.members, fresh)
         except Refused as error:
-            await self._abort(context, Code.PERMISSION_DENIED, str(error))
-        if why := refusal(self._event_loop.state, who.node, key):
-            await self._abort(context, Code.PERMISSION_DENIED, why)
+            await self._deny(context, error)
+        if (no := barred(self._event_loop.state, who.node, key)) is not None:
+            await self._deny(context, no)
         name = validation.name(request.name) or who.node
         joined = ev.Joined(
             who.node, who.life, name, address, who.secret, request.leaf, request.role, pin, key, invite, owner
@@ -281,8 +282,8 @@ class CoordinatorService:
             self._entering = asyncio.create_task(self._enter(joined, token))
             await asyncio.shield(self._entering)
         if (member := self._event_loop.state.members.here.get(who.node)) is None:  # held against it meanwhile
-            why = refusal(self._event_loop.state, who.node, joined.key) or "the node is out already: join again"
-            await self._abort(context, Code.PERMISSION_DENIED, why)
+            no = barred(self._event_loop.state, who.node, joined.key)
+            await self._deny(context, no or RefusedForNow("the node is out already: join again"))
         return member
 
     async def _enter(self, joined: ev.Joined, token: str) -> None:
@@ -301,7 +302,7 @@ class CoordinatorService:
                 record.check_role(role)
                 return record.owner
         except Refused as error:
-            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+            await self._deny(context, error)
         except JournalFull as error:
             await self._abort(context, Code.UNAVAILABLE, str(error))
         return ""
@@ -312,7 +313,7 @@ class CoordinatorService:
             record = await asyncio.to_thread(self._journal.check_token, token, time.time())
             record.check_role(role)
         except Refused as error:
-            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+            await self._deny(context, error)
         except JournalFull as error:
             await self._abort(context, Code.UNAVAILABLE, str(error))
         return record.number, record.owner
@@ -381,6 +382,9 @@ class CoordinatorService:
     async def _too_many(self, context: Context, what: str, rate: RateLimit) -> NoReturn:
         sentence = f"more {what} than {rate.per_second:g} a second and {rate.burst} at once: wait, then try again"
         await self._abort(context, Code.RESOURCE_EXHAUSTED, sentence)
+
+    async def _deny(self, context: Context, no: Refused) -> NoReturn:
+        await self._abort(context, status_of(no), str(no))
 
     async def _abort(self, context: Context, code: Code, sentence: str) -> NoReturn:
         self._metrics.refused.labels(code.name).inc()

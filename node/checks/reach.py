@@ -15,7 +15,7 @@ from pathlib import Path
 from atoll.comm.addresses import is_own_network
 from atoll.comm.config.round_time import exchange_seconds, exchanged_bytes
 from atoll.comm.config.run import RunConfig
-from atoll.comm.errors import AtollError, Refused, Unreachable
+from atoll.comm.errors import AtollError, Refused, RefusedForNow, Unreachable
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import checkup_pb2 as cp
@@ -54,7 +54,9 @@ def coordinator_check(invite: Invite, sight: RunSight) -> Check:
 def invite_check(sight: RunSight) -> Check:
     """That the coordinator would let this node in."""
     if sight.penalty:
-        return Check("invite", False, sight.penalty, "ask the operator", Refused.exit_code)
+        remedy = "try again later" if sight.penalty_passes else "ask the operator"
+        kind = RefusedForNow if sight.penalty_passes else Refused
+        return Check("invite", False, sight.penalty, remedy, kind.exit_code)
     return Check("invite", True, f"good for run {sight.run.name}, in which {sight.members} members take part now")
 
 

@@ -12,6 +12,7 @@ import logging
 import shlex
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, assert_never
 
@@ -21,32 +22,27 @@ from msgspec.structs import replace
 from atoll.comm.codecs.factory import codec_of
 from atoll.comm.codecs.warm_up import warm_up_in_thread
 from atoll.comm.config.beginning import beginning
-from atoll.comm.config.engine import Engine
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.xdg import cache_dir
-from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
+from atoll.node.config import NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
-from atoll.node.daemon.join_checks import log_run, look_around
+from atoll.node.daemon.entrance import check_room, enter
+from atoll.node.daemon.join_checks import look_around
 from atoll.node.daemon.manners import Manners
 from atoll.node.daemon.memory_limit import MemoryLimit
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.run_status import of_the_run
-from atoll.node.daemon.session import MEGABIT, CoordinatorSession
-from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
+from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
+from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
-from atoll.node.data.source import check_source
-from atoll.node.devices import gpus, resolve
-from atoll.node.engine_check import check_engine
 from atoll.node.manners.limits import KEYS
-from atoll.node.outer.method import outer_schedule
-from atoll.node.preflight import beginning_out_of_reach, check_compiler, check_device, check_memory, check_network
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
 from atoll.node.state_machine.state import Ahead, At, State, Training
@@ -92,6 +88,7 @@ class Daemon:
         self._pulse = Pulse()
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
+        self._takes_part = False  # it has joined, and was not told to end before
         self._ending = False  # the process was told to end
         self._finished = False  # the run is
         self._heartbeat = 0.0  # seconds between two
@@ -109,58 +106,31 @@ class Daemon:
         self._failure: AtollError | None = None  # why it is to end, where it would else go on
 
     async def run(self) -> None:
-        with exclusive(self._options.state_dir), take_part():
+        with exclusive(self._options.state_dir), take_part(), on_signals(self._interrupt):
             await self._story()
 
     async def _story(self) -> None:
         """The story of a node, from join to good-bye."""
-        opened = CoordinatorSession.opened(self._invite, self._config, self._options, self._server)
         try:
-            async with opened as self._member:
-                try:
-                    self._heartbeat = (await self._member.join(self._options.role)).heartbeat
-                    self._state = State(stall=self._member.run.members.stall)
-                    self._check()
-                    if self._options.checks:
-                        log_run(self._member, self._config)
-                    self._supervisor = self._make_supervisor()
-                    self._memory = MemoryLimit(self._member.run, self._supervisor)
-                    with on_signals(self._interrupt):
-                        verbs = self._manners.verbs | {"finish": self._finish}
-                        serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
-                        async with serving:
-                            await self._live()
-                except* AtollError as errors:
-                    await self._member.leave(str(errors.exceptions[0]))
-                    raise
+            async with AsyncExitStack() as opened:
+                if await ends_before(self._over, self._enter(opened), ENTER_SECONDS):
+                    self._takes_part = True
+                    verbs = self._manners.verbs | {"finish": self._finish}
+                    async with control_socket.serve(self._options.state_dir, self.status, self.leave, verbs):
+                        await self._live()
         finally:
             if self._loop is not None:
                 await self._loop.close()
 
-    def _check(self) -> None:
-        """That this machine can do what the run asks of it."""
-        run = self._member.run
-        check_network(self._config)
+    async def _enter(self, opened: AsyncExitStack) -> None:
+        session = CoordinatorSession.opened(self._invite, self._config, self._options, self._server)
+        self._member = await opened.enter_async_context(session)
+        reply, self._config = await enter(self._member, self._config)
         if sentence := self._manners.unobservable:
             log.warning(sentence)
-        if sentence := beginning_out_of_reach(run, self._config):
-            log.warning(sentence)
-        outer_schedule(run)  # raises where the run's is of a package that is not here
-        if (
-            self._options.command
-        ):  # a script chooses its devices, has its own data, and says how large its model is
-            return
-        check_engine(run, self._config)  # what the volunteer has set, not what follows from it
-        check_device(self._config)
-        found = () if self._config.device is Device.CPU else gpus()
-        self._config, devices = resolve(self._config, run.inner.batch_size, found)
-        if devices and run.engine is not Engine.TORCHTITAN:
-            log.info(devices)
-        check_source(run, self._config)
-        if run.decoder:
-            check_memory(run, self._config, found)
-        if self._config.compile:
-            check_compiler()
+        self._heartbeat, self._state = reply.heartbeat, State(stall=self._member.run.members.stall)
+        self._supervisor = self._make_supervisor()
+        self._memory = MemoryLimit(self._member.run, self._supervisor)
 
     def _make_supervisor(self) -> TrainerSupervisor:
         cache = cache_dir(self._options.state_dir)
@@ -193,7 +163,7 @@ class Daemon:
                 await self._over.wait()
                 if self._failure is not None:
                     await self._leave_with(self._failure)
-                await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
+                await self._member.leave("the run is finished" if self._finished else STOPPED)
                 raise _Over  # cancels whatever is still under way
         except* _Over:
             pass
@@ -450,8 +420,6 @@ class Daemon:
         """Give the trainer its vectors; allocate them at its first hello."""
         self._has_stepped = False
         if self._loop is None:
-            if self._options.command:  # its own memory it has already
-                check_memory(self._member.run, self._config, (), hello.numel)
             self._loop = self._make_outer_loop(hello)
             self._spawn(self._restore(self._loop))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
@@ -469,9 +437,9 @@ class Daemon:
         return self._loop
 
     def _make_outer_loop(self, hello: Hello) -> OuterLoop:
-        if not self._member.run.decoder and not self._options.command:
-            # Only its trainer knows the model.
-            check_memory(self._member.run, self._config, (), hello.numel)
+        run, state_dir = self._member.run, self._options.state_dir
+        if self._options.command or not run.decoder:  # only its trainer knows the model, which it has in memory
+            check_room(run, self._config, state_dir, n_params=hello.numel)
         return OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)
 
     async def _restore(self, outer_loop: OuterLoop) -> None:
@@ -578,7 +546,10 @@ class Daemon:
 
     def _interrupt(self) -> None:
         """The first time, do what politeness asks for: the steps that were taken may be committed in a moment."""
-        if self._over.is_set():
+        if not self._takes_part:
+            log.info("told to stop before it took part")
+            self._over.set()
+        elif self._over.is_set():
             self._supervisor.hurry()
         elif self._ending:
             self._over.set()

@@ -387,6 +387,7 @@ class OuterLoop:
 
     async def _settle(self) -> bytes:
         digest_: bytes = await self.compute(self.outer.finalize)
+        self.outer.vectors.say_at_work()
         self.stranded, self._pause = "", SHORTEST_PAUSE  # however the state came
         self._server.settled()
         return digest_

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import psutil
@@ -31,8 +32,8 @@ from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import Audits
 from atoll.node.daemon.join_checks import look_around
 from atoll.node.daemon.manners import Manners
-from atoll.node.daemon.session import MEGABIT, CoordinatorSession
-from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
+from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
+from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
 from atoll.node.manners.limits import KEYS, TRAINER_KEYS, check_without_trainer
 from atoll.node.outer.method import seal_format
 from atoll.node.state_machine import events as ev
@@ -52,6 +53,7 @@ class Reducer:
         self._invite, self._config, self._options = invite, self._manners.config, options
         self._over = asyncio.Event()
         self._beat_due = asyncio.Event()  # what the heartbeat says changed: tell at once
+        self._takes_part = False  # it has joined, and was not told to end before
         self._parting = False  # it is to leave once no reduce is under way
         self._left = False  # it left a reduce to save bytes, which the coordinator may not have heard yet
         self._finished = False  # the run is
@@ -65,28 +67,31 @@ class Reducer:
         self._member: CoordinatorSession
 
     async def run(self) -> None:
-        with exclusive(self._options.state_dir), take_part():
+        with exclusive(self._options.state_dir), take_part(), on_signals(self._interrupt):
             await self._story()
 
     async def _story(self) -> None:
         """From join to good-bye."""
-        async with CoordinatorSession.opened(
-            self._invite, self._config, self._options, NothingToFetch()
-        ) as self._member:
+        async with AsyncExitStack() as opened:
+            if not await ends_before(self._over, self._enter(opened), ENTER_SECONDS):
+                return
             try:
-                self._heartbeat = (await self._member.join("reducer")).heartbeat
+                self._takes_part = True
                 plane = self._member.plane
-                if sentence := self._manners.unobservable:
-                    log.warning(sentence)
                 self._manners.attach(lambda: plane.bytes_up + plane.bytes_down, self._pause, self._obey)
                 verbs = self._manners.verbs | {"finish": self._finish}
-                state_dir = self._options.state_dir
-                with on_signals(self._interrupt):
-                    async with control_socket.serve(state_dir, self.status, self._over.set, verbs):
-                        await self._live()
-                await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
+                async with control_socket.serve(self._options.state_dir, self.status, self._over.set, verbs):
+                    await self._live()
+                await self._member.leave("the run is finished" if self._finished else STOPPED)
             finally:
                 self._stop()
+
+    async def _enter(self, opened: AsyncExitStack) -> None:
+        session = CoordinatorSession.opened(self._invite, self._config, self._options, NothingToFetch())
+        self._member = await opened.enter_async_context(session)
+        self._heartbeat = (await self._member.join("reducer")).heartbeat
+        if sentence := self._manners.unobservable:
+            log.warning(sentence)
 
     async def _live(self) -> None:
         """The session with the coordinator until the run, or this node, is over."""
@@ -241,7 +246,7 @@ class Reducer:
 
     def _interrupt(self) -> None:
         """The first time, finish the reduce at hand, which would else begin anew without this node."""
-        if self._parting:
+        if self._parting or not self._takes_part:
             self._over.set()
         else:
             self._finish(())

@@ -13,6 +13,7 @@ from atoll.comm.addresses import is_local_host
 from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.config.run import RunConfig, from_json
 from atoll.comm.config.security import PrivateAddresses
+from atoll.comm.errors import atoll_error
 from atoll.comm.ids import NodeId, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.peer_names import PORT
@@ -23,18 +24,22 @@ from atoll.comm.transport.data_plane import DataPlane, StateSource
 from atoll.comm.transport.key_ring import RunKey
 from atoll.comm.transport.tls import TlsContexts
 from atoll.node.config import NodeConfig
+from atoll.node.control.checkup import RunSight
 from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentity
 from atoll.node.control.outbox import SessionLost
 from atoll.node.control.reports import Reports
 from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session
 from atoll.node.gateway.client import GatewayProcess
+from atoll.node.state_files import SESSION
 
 log = logging.getLogger("atoll.node")
 MEGABIT = 125e3  # bytes
+STOPPED = "stopped by its operator"  # the reason of a good-bye
 
 
 class CoordinatorSession:
-    """A node's place in a run: data plane, identity, session. `opened`, then `join`, `maintain` and `leave`."""
+    """A node's place in a run: data plane, identity, session. `opened`, then `look` if it is to, `join`,
+    `maintain` and `leave`."""
 
     def __init__(
         self,
@@ -49,11 +54,13 @@ class CoordinatorSession:
         the address that leads there."""
         self.invite, self.key, self.signer = invite, key, InputSigner(key)
         self.config, self.options, self.plane, self._gateway = config, options, plane, gateway
-        self._session_file = options.state_dir / "session"
+        self._session_file = options.state_dir / SESSION
         self._identity: NodeIdentity
         self._joined = False
         self.private_addresses = False  # what the run names may be in private networks
         self.control = ControlClient(invite)
+        # Chosen here, and remembered before the join: if its answer is lost, the next try is the same node's.
+        self.control.session = load_session(self._session_file, invite) or secrets.token_hex(16)
         self.reports = Reports(self.control)
         self.me = NodeId("")
         self.address = ""  # at which peers dial this node, as the coordinator tells them
@@ -80,8 +87,11 @@ class CoordinatorSession:
             member = cls(invite, config, options, plane, key, gateway)
             try:
                 yield member
+            except Exception as error:
+                await member.leave(str(atoll_error(error) or "it failed"))
+                raise
             finally:
-                await member.leave("it failed")
+                await member.leave(STOPPED)
                 await plane.close()
                 await member.control.close()
 
@@ -107,6 +117,10 @@ class CoordinatorSession:
             key,
         )
 
+    async def look(self, role: str = "") -> RunSight | None:
+        """What the run is, before this node is a member of it, as `ControlClient.look`."""
+        return await self.control.look(role, self.options.patience)
+
     async def join(self, role: str = "") -> pb.JoinReply:
         """Join the run, or come back to it as the same node; `reducer` is the role of a node without a trainer.
         Raises `Refused`, or `Unreachable` after the options' patience; `ResourceError` if the session cannot be
@@ -118,15 +132,13 @@ class CoordinatorSession:
             host = await self._gateway.serve_data(join_host_port(listening or "127.0.0.1", port))
             address = join_host_port(host, PORT)
         self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin, self.key)
-        # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
-        self.control.session = load_session(self._session_file, self.invite) or secrets.token_hex(16)
         save_session(self._session_file, self.invite, self.control.session, options.name)
         reply = await self.control.join(self._identity, options.patience)
+        self._joined = True
         self.run = from_json(reply.config)
         self.plane.peers.compressor.enabled = self.run.reduce.zstd
         await self._bound_addresses()
         self._adopt(reply)
-        self._joined = True
         log.info(f"joined run {reply.run} as {self.me}; peers reach this node at {reply.address}")
         return reply
 

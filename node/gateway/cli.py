@@ -56,6 +56,7 @@ MEGABIT = 125e3  # bytes
 )
 @click.option("--wire", default=-1, hidden=True, help="Descriptor of the socket to a daemon.")
 @log.level_option
+@log.log_file_option
 def gateway(
     state_dir: Path,
     listen: tuple[str, ...],
@@ -67,6 +68,7 @@ def gateway(
     relay_rate: float,
     wire: int,
     log_level: str,
+    log_file: Path | None,
 ) -> None:
     """Make members and coordinators reachable that cannot be dialled, by libp2p.
 
@@ -83,8 +85,8 @@ def gateway(
         raise ConfigError("--relay needs --listen: others have to be able to dial a relay")
     if announce and not listen:
         raise ConfigError("--announce needs --listen")
+    log.setup(log_level, log_file)  # first: a node's gateway has no terminal to say what it lacks
     demand("atoll gateway", "hivemind")
-    log.setup(log_level)
     raise_limit()
     from atoll.node.gateway.gateway import Gateway, GatewayOptions
 

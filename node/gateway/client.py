@@ -14,6 +14,7 @@ from typing import Self
 
 import msgspec
 
+from atoll.comm import log as log_setup
 from atoll.comm.errors import AtollError, Unreachable
 from atoll.comm.extras import demand
 from atoll.comm.invite import Invite, split_host_port
@@ -122,14 +123,9 @@ class GatewayProcess:
 
     async def _live(self) -> int:
         ours, theirs = socket.socketpair()
-        command = ["-P", "-m", "atoll.comm.cli", "gateway", "--state-dir", str(self._state_dir)]
-        for multiaddr in self._invite.rendezvous:
-            command += ["--peer", multiaddr]
-        command += ["--wire", str(theirs.fileno())]
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *command,
+                *gateway_words(self._invite, self._state_dir, theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is for the daemon, whose good-bye goes by the gateway
@@ -163,6 +159,15 @@ class GatewayProcess:
                 await self._ask_coordinator()
         except AtollError as error:
             log.warning(f"the gateway: {error}")
+
+
+def gateway_words(invite: Invite, state_dir: Path, wire: int) -> list[str]:
+    """The command line of the gateway beside a node; `wire`: the descriptor of its socket to this process. Where
+    the node logs to a file, the gateway has one of its own: a process does not follow another to its next file."""
+    words = [sys.executable, "-P", "-m", "atoll.comm.cli", "gateway", f"--state-dir={state_dir}", f"--wire={wire}"]
+    words += [f"--peer={multiaddr}" for multiaddr in invite.rendezvous]
+    beside = log_setup.file_beside("gateway")
+    return words if beside is None else [*words, f"--log-file={beside}"]
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

@@ -114,11 +114,19 @@ def beside(
 NAMES = ["coordinator", "invite", "clock", "settings", "data", "model", "state", "reads", "writes", "talks to"]
 
 
-def test_apples_gpu_is_said_to_be_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_apples_gpu_it_is_said_that_torch_decides_and_that_nobody_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found = asked(tmp_path, "device=mps")
+    assert code == 2 and "device=mps is a Mac's GPU" in named(found, "gpu")["found"]
     monkeypatch.setattr("atoll.node.checks.machine.has_gpu_driver", lambda: False)
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    assert "Apple's" in named(asked(tmp_path)[1], "gpu")["found"]
+    gpu = named(asked(tmp_path)[1], "gpu")
+    assert gpu["ok"] and "if torch can use it" in gpu["found"] and "not tested on real hardware" in gpu["remedy"]
+    assert named(asked(tmp_path, "device=mps")[1], "gpu")["found"] == "Apple's (device=mps)"
+    code, found = asked(tmp_path, "device=mps", "ranks=2")
+    assert code == 2 and "leave out bf16=" in named(found, "gpu")["remedy"]
 
 
 def test_a_coordinator_says_all_there_is_to_know_and_the_invite_stays_whole(tmp_path: Path) -> None:
@@ -213,7 +221,7 @@ def test_an_invite_that_is_used_up_is_said_and_who_came_with_it_may_ask(tmp_path
     ("ahead", "ok", "remedy"), [(1.0, True, ""), (-5.0, True, "gateway"), (4000.0, False, "set it")]
 )
 def test_a_clock_that_is_wrong_is_told_for_what_it_is_needed(ahead: float, ok: bool, remedy: str) -> None:
-    found = clock_check(RunSight(RUN, 1, "127.0.0.1", "", True, 0.2, ahead))
+    found = clock_check(RunSight(RUN, 1, "127.0.0.1", "", False, True, 0.2, ahead))
     assert found.ok is ok and remedy in found.remedy and bool(found.remedy) is bool(remedy)
     assert ("ahead of" if ahead > 0 else "behind") in found.found
 

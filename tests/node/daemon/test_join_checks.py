@@ -57,7 +57,7 @@ def test_a_node_that_joined_learns_of_the_way_and_says_what_it_will_do(
             options = JoinOptions(folder, "127.0.0.1:0", "", "ada", 1.0, leaf)
             async with CoordinatorSession.opened(invite, NodeConfig(), options, NothingToFetch()) as member:
                 await member.join()
-                log_run(member, NodeConfig())
+                log_run(member.run, NodeConfig(), folder, member.invite)
                 await ask_around(member)
                 await until(lambda: not member.plane._accepted)
                 assert len(c.event_loop.state.members.here) == 1
