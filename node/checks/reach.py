@@ -27,6 +27,7 @@ from atoll.node.control.checkup import Busy, CheckupClient, RunSight
 MEGABIT = 125e3  # bytes
 CLOCK_NOTED = 3.0  # seconds of a clock's error that a gateway does not bear
 CLOCK_REFUSED = 900.0  # seconds of it with which stores refuse what was signed
+BUSY_PAUSES = (1.0, 3.0)  # seconds after a dial-back that had no place, until it is asked for again
 LEAF = "give --leaf"
 FORWARD = "let the port through the firewall, or forward one and give --listen and --advertise; or give --leaf"
 
@@ -77,8 +78,8 @@ async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
     """Whether the coordinator can dial this machine's data plane, which listens now. `address`: as it is to be
     dialled."""
     try:
-        reply = await client.dial_back(address, pin)
-    except (Busy, Unreachable) as error:
+        reply = await _dialled_back(client, address, pin)
+    except Unreachable as error:
         return Check("reach", True, f"not known: {error}")
     except Refused as error:
         return Check("reach", False, str(error), LEAF)
@@ -87,6 +88,16 @@ async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
         return Check("reach", True, f"the coordinator dialled this machine at {reply.address}", note)
     how = "nobody answers" if reply.outcome == cp.TIMED_OUT else "it is refused, or another answers"
     return Check("reach", False, f"peers cannot dial this machine at {reply.address}: {how}", FORWARD)
+
+
+async def _dialled_back(client: CheckupClient, address: str, pin: Pin) -> cp.DialBackReply:
+    """The answer to a dial-back, asked for again while others are being dialled."""
+    for pause in BUSY_PAUSES:
+        try:
+            return await client.dial_back(address, pin)
+        except Busy:
+            await asyncio.sleep(pause)
+    return await client.dial_back(address, pin)
 
 
 async def reach_check_alone(client: CheckupClient, invite: Invite, listening: Listening) -> Check:
