@@ -57,6 +57,16 @@ def peer_of_multiaddr(multiaddr: str) -> bytes:
     return peer
 
 
+def host_and_port_of_multiaddr(multiaddr: str) -> tuple[str, int]:
+    """The host, a name or an IP address, and the TCP port in a gateway's multiaddr. Raises `ValueError` where that
+    is none."""
+    peer_of_multiaddr(multiaddr)
+    _, _, host, _, port, *_ = multiaddr.split("/")
+    if not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{multiaddr[:80]!r} has no port that there is")
+    return host, int(port)
+
+
 def _base58(text: str) -> bytes:
     number = 0
     for letter in text:

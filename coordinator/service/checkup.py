@@ -4,8 +4,9 @@ dialled, and how fast bytes travel between the two.
 Only who shows a token or a session is answered, and nothing of it changes the run. What it could be used for
 otherwise is bounded here:
 
-    dialling others         only the address that the call comes from; a caller in a private network may name
-                            another one there, where the run lets such addresses in. The answer is one of three
+    dialling others         only the address that the call comes from, and none for a call that a relay passed on;
+                            a caller in a private network may name another one there, where the run lets such
+                            addresses in. The answer is one of three
                             words, and comes within DIAL_SECONDS. DIALS for each address and each node, ALL_DIALS
                             for everybody together, MAX_DIALS at a time; who finds no place in time is told so
     the coordinator's link  one measurement at a time, of RATE_BYTES and RATE_SECONDS at most. MEASURED for each
@@ -26,6 +27,7 @@ import grpc
 from atoll.comm.addresses import OwnNetwork, SocketAddress, is_own_network, resolve, same_host
 from atoll.comm.config.run import to_json
 from atoll.comm.errors import ConfigError
+from atoll.comm.gateway_note import is_relayed
 from atoll.comm.ids import Pin
 from atoll.comm.invite import split_host_port
 from atoll.comm.proto import checkup_pb2 as cp
@@ -34,6 +36,7 @@ from atoll.comm.transport.certificates import NAME, pin_of
 from atoll.coordinator.door.front_door import FrontDoor, Origin
 from atoll.coordinator.service import validation
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
+from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.state_machine.conduct import refusal
 from atoll.coordinator.state_machine.members import Member
 
@@ -105,13 +108,14 @@ class CheckupService:
         callers: Callers,
         event_loop: EventLoop,
         door: FrontDoor,
+        gateways: RunGateways,
         private_addresses: bool,
         tls: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`: seconds, by which limits count."""
         self._callers, self._event_loop, self._door, self._clock = callers, event_loop, door, clock
-        self._private, self._tls = private_addresses, tls
+        self._gateways, self._private, self._tls = gateways, private_addresses, tls
         self._looks = Quota("looks", LOOKS, ALL_LOOKS)
         self._dials = Quota("calls back", DIALS, ALL_DIALS)
         self._measured = Quota("bytes of measurements", MEASURED, ALL_MEASURED)
@@ -149,6 +153,7 @@ class CheckupService:
             host=self._host(context),
             penalty=refusal(state, node.node, node.key) if node is not None else "",
             private=self._private,
+            gateways=self._gateways.told,
         )
 
     async def DialBack(self, request: cp.DialBackRequest, context: Context) -> cp.DialBackReply:
@@ -281,6 +286,8 @@ async def own_place(address: str, caller: str, private: bool) -> tuple[int, Sock
     """The address family and socket address behind `address`, host:port, if it is the host that the call comes
     from; or, where `private` addresses are let in, another one of a private network, for a caller in such a one.
     Raises `ValueError` for any other."""
+    if is_relayed(caller):
+        raise ValueError("you come through a relay, and this machine is not dialled by way of one")
     host, port = split_host_port(address, "the data-plane address")
     try:
         found = await resolve(host, port, private)

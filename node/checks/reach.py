@@ -74,9 +74,13 @@ def clock_check(sight: RunSight) -> Check:
     return Check("clock", True, words)
 
 
+class Unreached(Check):
+    """The coordinator has dialled this machine, and did not reach it."""
+
+
 async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
-    """Whether the coordinator can dial this machine's data plane, which listens now. `address`: as it is to be
-    dialled."""
+    """Whether the coordinator can dial this machine's data plane, which listens now; `Unreached`: it tried in vain.
+    `address`: as it is to be dialled."""
     try:
         reply = await _dialled_back(client, address, pin)
     except Unreachable as error:
@@ -87,7 +91,7 @@ async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
         note = "of a private network: peers elsewhere cannot dial it" if _is_private(reply.address) else ""
         return Check("reach", True, f"the coordinator dialled this machine at {reply.address}", note)
     how = "nobody answers" if reply.outcome == cp.TIMED_OUT else "it is refused, or another answers"
-    return Check("reach", False, f"peers cannot dial this machine at {reply.address}: {how}", FORWARD)
+    return Unreached("reach", False, f"peers cannot dial this machine at {reply.address}: {how}", FORWARD)
 
 
 async def _dialled_back(client: CheckupClient, address: str, pin: Pin) -> cp.DialBackReply:

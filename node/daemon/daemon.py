@@ -168,7 +168,7 @@ class Daemon:
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
         plane, rejoined = self._member.plane, partial(self._events.put_nowait, ev.Rejoined())
-        self._manners.attach(lambda: plane.bytes_up + plane.bytes_down, self._events.put_nowait, self._obey)
+        self._manners.attach(self._exchanged, self._events.put_nowait, self._obey)
         session = self._member.maintain(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -180,6 +180,10 @@ class Daemon:
                     self._manners.run(),
                 ):
                     self._tasks.create_task(work)
+                if self._config.relay:
+                    manners = self._manners
+                    idle = lambda: manners.spent or manners.is_silent  # noqa: E731
+                    self._spawn(self._member.relay_for_others(lambda: self._config, idle))
                 if self._options.checks:
                     self._spawn(look_around(self._member, rates=not self._manners.counts_bytes))
                 await self._over.wait()
@@ -187,6 +191,11 @@ class Daemon:
                 raise _Over  # cancels whatever is still under way
         except* _Over:
             pass
+
+    def _exchanged(self) -> int:
+        """Bytes up and down, of what is passed on for others as well."""
+        plane = self._member.plane
+        return plane.bytes_up + plane.bytes_down + 2 * self._member.gateway.relayed
 
     # The session with the coordinator
 

@@ -69,15 +69,16 @@ class Reducer:
     async def _live(self) -> None:
         """The session with the coordinator until the run, or this node, is over."""
         looking = asyncio.create_task(self._look())
+        relaying = asyncio.create_task(self._relay())
         compiling = asyncio.create_task(self._compile())
         session = asyncio.create_task(self._member.maintain(self._stop, self._watch, self._beat))
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((session, over), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (over, session, compiling, looking):
+            for task in (over, session, compiling, looking, relaying):
                 task.cancel()
-            ended = await asyncio.gather(session, compiling, looking, return_exceptions=True)
+            ended = await asyncio.gather(session, compiling, looking, relaying, return_exceptions=True)
         for error in ended:
             if error is not None and not isinstance(error, asyncio.CancelledError):
                 raise error
@@ -85,6 +86,10 @@ class Reducer:
     async def _look(self) -> None:
         if self._options.checks:
             await look_around(self._member)
+
+    async def _relay(self) -> None:
+        if self._config.relay:
+            await self._member.relay_for_others(lambda: self._config, lambda: False)
 
     async def _compile(self) -> None:
         """Make the kernels once, while views come in: a member that opens no stream is taken for dead. A node that

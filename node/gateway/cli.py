@@ -55,6 +55,7 @@ MEGABIT = 125e3  # bytes
     help="Mbit/s that it passes on, of all together.",
 )
 @click.option("--wire", default=-1, hidden=True, help="Descriptor of the socket to a daemon.")
+@click.option("--entrance", default=-1, hidden=True, help="Descriptor of the socket from where it is to lead on.")
 @log.level_option
 def gateway(
     state_dir: Path,
@@ -66,6 +67,7 @@ def gateway(
     relay_streams: int,
     relay_rate: float,
     wire: int,
+    entrance: int,
     log_level: str,
 ) -> None:
     """Make members and coordinators reachable that cannot be dialled, by libp2p.
@@ -97,6 +99,7 @@ def gateway(
         coordinator.expanduser() if coordinator is not None else None,
         RelayLimits(streams=streams, rate=relay_rate * MEGABIT),
         wire,
+        entrance,
     )
     try:
         asyncio.run(Gateway(options).run())

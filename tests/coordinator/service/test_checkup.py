@@ -192,6 +192,8 @@ def test_no_address_is_dialled_but_the_one_that_the_call_comes_from() -> None:
         assert "another machine's" in await allowed("127.0.0.1:22", "8.8.8.8", True)
         assert await allowed("10.0.0.1:22", "10.0.0.7", True) == "10.0.0.1"
         assert "private network" in await allowed("10.0.0.7:22", "10.0.0.7", False)
+        assert "through a relay" in await allowed("8.8.8.8:22", "8.8.8.8.relayed", True)
+        assert "through a relay" in await allowed("127.0.0.1:22", "127.0.0.1.relayed", True)
         assert "leads nowhere" in await allowed("nowhere.invalid:22", "8.8.8.8", True)
 
     asyncio.run(story())
