@@ -10,17 +10,20 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
+from atoll.comm.addresses import is_own_network
 from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.peer_names import host_of_peer, peer_of_multiaddr
 from atoll.comm.strangers import network_of
+from atoll.node.gateway.dial_guard import DialGuard
 from atoll.node.gateway.records import (
     MAX_OWN_RUNS,
     MAX_RECORD_BYTES,
@@ -106,20 +109,24 @@ class SwarmOptions:
     peers: Sequence[str] = ()  # multiaddrs of gateways that it knows
 
 
-class _Daemon(P2P):  # type: ignore[misc]
-    """p2pd with the one option that `P2P.create` does not have."""
+def _daemon_under(guard: DialGuard) -> Any:
+    """hivemind's class of p2pd, with the one option that `P2P.create` does not have, and under a guard."""
 
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        made: list[str] = P2P._make_process_args(*args, relayService=False, **kwargs)
-        return made
+    class Daemon(P2P):  # type: ignore[misc]
+        @staticmethod
+        def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+            return guard.command(P2P._make_process_args(*args, relayService=False, **kwargs))
+
+    return Daemon
 
 
 class Swarm:
     """This gateway among its peers, from `opened` on."""
 
-    def __init__(self, daemon: Any, dht: Any, records: NewestRecords, multiaddrs: Sequence[str]) -> None:
-        self._daemon, self._dht, self._records = daemon, dht, records
+    def __init__(
+        self, daemon: Any, dht: Any, guard: DialGuard, records: NewestRecords, multiaddrs: Sequence[str]
+    ) -> None:
+        self._daemon, self._dht, self._guard, self._records = daemon, dht, guard, records
         self._known = dict[bytes, Multiaddr]()  # where peers are, to come back to when they are gone
         self.peer: bytes = daemon.peer_id.to_bytes()
         self.multiaddrs = tuple(multiaddrs)  # as others dial it
@@ -131,21 +138,20 @@ class Swarm:
         no peer answers."""
         note = options.identity.with_suffix(".pid")
         await asyncio.to_thread(_end_leftover, note, str(options.identity))
-        daemon = await _start(options)
-        note.write_text(str(daemon._child.pid))
-        try:
+        named = (*options.peers, *options.announce, *options.listen)
+        async with AsyncExitStack() as opened:
+            guard = await opened.enter_async_context(DialGuard.opened(any(map(_is_private, named))))
+            daemon = await _start(options, guard)
+            opened.push_async_callback(daemon.shutdown)
+            note.write_text(str(daemon._child.pid))
             validator = OwnRecordsOnly()
             dht = await _join(daemon, options, validator)
-            try:
-                shown = await daemon.get_visible_maddrs(latest=True) if options.listen else ()
-                swarm = cls(daemon, dht, validator.newest, [str(multiaddr) for multiaddr in shown])
-                for multiaddr in options.peers:
-                    swarm.know(multiaddr)
-                yield swarm
-            finally:
-                await dht.shutdown()
-        finally:
-            await daemon.shutdown()
+            opened.push_async_callback(dht.shutdown)
+            shown = await daemon.get_visible_maddrs(latest=True) if options.listen else ()
+            swarm = cls(daemon, dht, guard, validator.newest, [str(multiaddr) for multiaddr in shown])
+            for multiaddr in options.peers:
+                swarm.know(multiaddr)
+            yield swarm
 
     @property
     def host(self) -> str:
@@ -157,7 +163,9 @@ class Swarm:
         return int(await self._daemon._child.wait())
 
     def know(self, multiaddr: str) -> None:
-        """Dial the peer at this multiaddr there, whatever else is known of it."""
+        """Dial the peer at this multiaddr there, whatever else is known of it. Whose run has one in a private network
+        is a private one."""
+        self._guard.private = self._guard.private or _is_private(multiaddr)
         peer = peer_of_multiaddr(multiaddr)
         self._known[peer] = Multiaddr(multiaddr.rpartition("/p2p/")[0])
 
@@ -222,9 +230,9 @@ def _end_leftover(note: Path, identity: str) -> None:
         pass  # there is none, or it is not ours to end
 
 
-async def _start(options: SwarmOptions) -> Any:
+async def _start(options: SwarmOptions, guard: DialGuard) -> Any:
     try:
-        return await _Daemon.create(
+        return await _daemon_under(guard).create(
             initial_peers=options.peers or None,
             host_maddrs=options.listen,
             no_listen=not options.listen,
@@ -268,6 +276,15 @@ async def _join(daemon: Any, options: SwarmOptions, validator: OwnRecordsOnly) -
     storage.maxsize = MAX_RECORDS + MAX_OWN_RUNS  # `NewestRecords` says what gives way before
     validator.drop = lambda place: storage.__delitem__(of.from_bytes(place))
     return dht
+
+
+def _is_private(multiaddr: str) -> bool:
+    """Whether the IP address in a multiaddr is one of a private network."""
+    host = (multiaddr.split("/") + ["", "", ""])[2]
+    try:
+        return is_own_network(host) and not ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _caller(peer: PeerID, multiaddr: Any) -> Caller:
