@@ -1,8 +1,9 @@
 """Streams to and from other gateways: opened directly or through a relay, answered, joined to local services.
 
-    to a peer       directly; where that has not come about after DIRECT_SECONDS, through the relays that both are
-                    connected to as well. The first that comes about is used, and where it was a relay the next
-                    stream begins with relays. A relay whose stream brought nothing is tried after the others.
+    to a peer       directly; where that has not come about after DIRECT_SECONDS, through a hole in both NATs
+                    (`punching`), and PUNCH_SECONDS later through the relays that both are connected to. The first
+                    that comes about is used; what did not come about is not tried first for a while. A relay whose
+                    stream brought nothing is tried after the others.
     from a peer     OPEN and PASS are joined to a local service, if that one is served: nothing else of this machine
                     can be reached. RELAY is joined to another peer's service, if this gateway relays, within its
                     limits. HOLD is a peer that wants to be reached through this gateway; it lasts as long as its
@@ -24,9 +25,10 @@ from typing import NamedTuple
 
 from atoll.comm.errors import Unreachable
 from atoll.comm.gateway_note import relayed
-from atoll.comm.rate_limits import RateLimit
+from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.strangers import StrangerLimits, Strangers, network_of
 from atoll.comm.transport.connection import RateLimiter
+from atoll.node.gateway.punching import Address, allowed, punch
 from atoll.node.gateway.splice import Stream, come_in, dial, splice
 from atoll.node.gateway.stream_header import (
     PREFIX_BYTES,
@@ -47,7 +49,8 @@ from atoll.node.gateway.stream_header import (
 
 log = logging.getLogger("atoll.gateway")
 DIRECT_SECONDS = 0.5  # after which a relay is tried besides
-DIRECT_AGAIN_SECONDS = 300.0  # for which a peer that could not be dialled is not tried first
+PUNCH_SECONDS = 4.0  # after which a relay is tried besides a hole
+AGAIN_SECONDS = 300.0  # for which a peer is not tried first by a way that did not come about
 SPOILT_SECONDS = 300.0  # for which a relay is tried last, through which nothing came
 HEADER_SECONDS = 10.0  # for a header, and for its answer
 OPEN_SECONDS = 8.0  # for one way to a peer; less than members wait for each other's hello
@@ -58,6 +61,7 @@ NO_RELAY_SECONDS = 60.0  # the same, where it said that it is none
 MAX_STREAMS = 1024  # from peers, at once
 MAX_STREAMS_OF_NETWORK = 256  # of these
 HEADERS = StrangerLimits(256, 64, RateLimit(20, 512))  # streams that have not said what they are for, by network
+PUNCHES = RateLimit(2, 64)  # holes that others want through one relay
 NETWORK_BITS = 24  # of an IPv4 address
 MAX_REMEMBERED = 4096  # peers
 OpenStream = Callable[[bytes], Awaitable[Stream]]
@@ -105,7 +109,7 @@ class Relaying:
         self.served: dict[Service, str] = {}  # what others may reach here: "host:port", the coordinator's entrance
         self.book = RelayBook(limits)
         self.limiter = MeteredLimiter(limits.rate)  # of what is relayed
-        self._undialled: OrderedDict[bytes, float] = OrderedDict()  # peers, and when that was found out
+        self._vain: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # ways to peers, and when they were tried
         self._spoilt: dict[bytes, float] = {}  # relays, and when nothing came through them
         self._headers = Strangers[int](HEADERS)
         self._waiting: dict[int, Stream] = {}  # whose headers are to come
@@ -115,7 +119,12 @@ class Relaying:
         self._number = 0
         self.holding: set[bytes] = set()  # relays through which this gateway can be reached
         self.held = asyncio.Event()  # there was one
-        self.opened = {"direct": 0, "relayed": 0}  # streams to peers, by their way
+        self.opened = {"direct": 0, "punched": 0, "relayed": 0}  # streams to peers, by their way
+        self.observer = 0  # this relay's port for who wants to know as what it is seen; 0: there is none
+        self.host_of: Callable[[bytes], str] = lambda relay: ""  # the IP address of a relay; empty: it is not known
+        self.may_punch: Callable[[str], bool] = allowed(private=False)
+        self._observers = dict[bytes, Address]()  # of relays
+        self._punches = TokenBuckets(PUNCHES)
 
     def use(self, relays: Iterable[bytes]) -> None:
         """Be reached, and reach others, through these relays from now on."""
@@ -135,22 +144,36 @@ class Relaying:
 
     async def reach(self, peer: bytes, service: Service) -> Stream:
         """A stream to a service behind a peer, by the first way that comes about. Raises `Unreachable`."""
-        ways: list[tuple[str, Callable[[], Awaitable[Stream]]]] = [
-            ("relayed", partial(self._through, relay, peer, service)) for relay in self._by_merit() if relay != peer
-        ]
-        direct = ("direct", partial(self._ask, peer, StreamHeader(Purpose.OPEN, service)))
-        tried = self._undialled.get(peer, -DIRECT_AGAIN_SECONDS)
-        late = time.monotonic() - tried < DIRECT_AGAIN_SECONDS
-        ways.insert(len(ways) if late else 0, direct)
+        relays = [relay for relay in self._by_merit() if relay != peer]
+        ways = [Way("relayed", partial(self._through, relay, peer, service), DIRECT_SECONDS) for relay in relays]
+        holes = [relay for relay in relays if relay in self._observers][: service is Service.DATA]
+        if holes and not self._was_vain("punched", peer):
+            ways.insert(0, Way("punched", partial(self._punched, holes[0], peer), PUNCH_SECONDS))
+        direct = Way("direct", partial(self._ask, peer, StreamHeader(Purpose.OPEN, service)), DIRECT_SECONDS)
+        ways.insert(len(ways) if self._was_vain("direct", peer) else 0, direct)
         way, stream = await _first(ways)
-        if way == "direct":
-            self._undialled.pop(peer, None)
-        elif not late:
-            self._undialled[peer] = time.monotonic()
-            if len(self._undialled) > MAX_REMEMBERED:
-                self._undialled.popitem(last=False)
+        for before in ways[: [w.name for w in ways].index(way)]:
+            self._note_vain(before.name, peer)
+        self._vain.pop((way, peer), None)
         self.opened[way] += 1
         return stream
+
+    def _was_vain(self, way: str, peer: bytes) -> bool:
+        return time.monotonic() - self._vain.get((way, peer), -AGAIN_SECONDS) < AGAIN_SECONDS
+
+    def _note_vain(self, way: str, peer: bytes) -> None:
+        if not self._was_vain(way, peer):
+            self._vain[way, peer] = time.monotonic()
+            if len(self._vain) > MAX_REMEMBERED:
+                self._vain.popitem(last=False)
+
+    async def _punched(self, relay: bytes, peer: bytes) -> Stream:
+        """A connection to a peer's data plane through a hole in both NATs, agreed upon through a relay."""
+        stream = await self._ask(relay, StreamHeader(Purpose.RELAY, Service.PUNCH, peer))
+        try:
+            return await punch(stream, self._observers[relay], self.may_punch)
+        finally:
+            stream.abort()
 
     def _by_merit(self) -> list[bytes]:
         now = time.monotonic()
@@ -209,9 +232,12 @@ class Relaying:
                 stream = await self._ask(relay, StreamHeader(Purpose.HOLD))
                 log.info("others can reach this gateway through a relay")
                 said = ""
+                await self._learn_observer(relay, stream)
                 self.holding.add(relay)
                 self.held.set()
                 await _live(stream)
+            except (EOFError, OSError, TimeoutError) as error:
+                log.info(f"no place at a relay: {error or type(error).__name__}")
             except Unreachable as error:
                 if str(error) != said:
                     log.info(f"no place at a relay: {error}")
@@ -221,6 +247,13 @@ class Relaying:
             finally:
                 self.holding.discard(relay)
             await asyncio.sleep(pause)
+
+    async def _learn_observer(self, relay: bytes, stream: Stream) -> None:
+        async with asyncio.timeout(HEADER_SECONDS):
+            port = int.from_bytes(await stream.reader.readexactly(2), "big")
+        self._observers.pop(relay, None)
+        if port and (host := self.host_of(relay)):
+            self._observers[relay] = (host, port)
 
     # From peers
 
@@ -263,6 +296,8 @@ class Relaying:
         self._headers.leave(number)
 
     async def _serve(self, caller: Caller, stream: Stream, header: StreamHeader) -> None:
+        if header.service is Service.PUNCH:
+            return await self._serve_through_hole(caller, stream)
         address = self.served.get(header.service)
         if address is None:
             return await _refuse(stream, Answer.NOT_SERVED)
@@ -276,6 +311,24 @@ class Relaying:
             return await _refuse(stream, Answer.SILENT)
         await _agree(stream)
         await splice(stream, local)
+
+    async def _serve_through_hole(self, caller: Caller, stream: Stream) -> None:
+        """Join the data plane to a connection that comes through a hole; `stream`: through the relay."""
+        address, observer = self.served.get(Service.DATA), self._observers.get(caller.peer)
+        if address is None or observer is None or not self._punches.take(caller.peer, time.monotonic()):
+            return await _refuse(stream, Answer.NOT_SERVED)
+        try:
+            await _agree(stream)
+            there = await punch(stream, observer, self.may_punch)
+        except Unreachable as error:
+            return log.debug("for a peer: %s", error)
+        finally:
+            stream.abort()
+        try:
+            local = await dial(address)
+        except (OSError, TimeoutError):
+            return there.abort()
+        await splice(there, local)
 
     async def _relay(self, caller: Caller, stream: Stream, header: StreamHeader) -> None:
         if (answer := self.book.begin(caller.peer, header.peer, caller.network)) is not Answer.YES:
@@ -301,24 +354,34 @@ class Relaying:
         self._holds[hold] = stream
         try:
             await _agree(stream)
+            stream.writer.write(self.observer.to_bytes(2, "big"))
             await _live(stream)
         finally:
             del self._holds[hold]
             self.book.let_go(hold)
 
 
-async def _first(ways: Sequence[tuple[str, Callable[[], Awaitable[Stream]]]]) -> tuple[str, Stream]:
-    """The first way that comes about; each begins when the one before it has failed, or DIRECT_SECONDS after it.
-    Raises `Unreachable` where none does."""
+class Way(NamedTuple):
+    """One way to a peer."""
+
+    name: str
+    go: Callable[[], Awaitable[Stream]]
+    patience: float  # seconds, until the next one is tried besides
+
+
+async def _first(ways: Sequence[Way]) -> tuple[str, Stream]:
+    """The first way that comes about; each begins when the one before it has failed, or its patience after it. Raises
+    `Unreachable` where none does."""
     names: dict[asyncio.Task[Stream], str] = {}
     errors: list[str] = []
     waiting = list(ways)
     try:
+        patience: float | None = None
         while waiting or names:
             if waiting:
-                name, way = waiting.pop(0)
-                names[asyncio.ensure_future(way())] = name
-            patience = DIRECT_SECONDS if waiting else None
+                name, go, patience = waiting.pop(0)
+                names[asyncio.ensure_future(go())] = name
+            patience = patience if waiting else None
             done, _ = await asyncio.wait(names, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 name = names.pop(task)

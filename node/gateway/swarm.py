@@ -40,9 +40,9 @@ import hivemind.dht.protocol  # noqa: E402
 from hivemind.dht.node import DHTNode  # noqa: E402
 from hivemind.dht.validation import RecordValidatorBase  # noqa: E402
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID  # noqa: E402
-from hivemind.p2p.multiaddr import Multiaddr  # noqa: E402
 from hivemind.proto import dht_pb2  # noqa: E402
 from hivemind.utils import MSGPackSerializer, get_dht_time  # noqa: E402
+from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 
 log = logging.getLogger("atoll.gateway")
 PROTOCOL = "/atoll/gateway/1"

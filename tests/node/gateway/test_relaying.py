@@ -122,7 +122,7 @@ def test_who_cannot_be_dialled_is_reached_through_a_relay_and_then_through_it_fi
         await until_held(served, 1)
         for _ in range(2):
             assert await echoed(await asking.reach(B, Service.DATA)) == NOISE
-        assert asking.opened == {"direct": 1, "relayed": 2}
+        assert asking.opened == {"direct": 1, "punched": 0, "relayed": 2}
         while relay.book.count:  # what ended makes room
             await asyncio.sleep(0)
         streams = [await asking.reach(B, Service.DATA) for _ in range(2)]

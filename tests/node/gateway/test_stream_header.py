@@ -53,6 +53,7 @@ def test_any_bytes_are_one_header_or_none(data: bytes) -> None:
         StreamHeader(Purpose.RELAY, Service.DATA),
         StreamHeader(Purpose.RELAY, Service.DATA, A[:-1]),
         StreamHeader(Purpose.HOLD, Service.DATA),
+        StreamHeader(Purpose.OPEN, Service.PUNCH),
         StreamHeader(Purpose.PASS, Service.DATA, A),
     ],
 )
