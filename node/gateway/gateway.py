@@ -16,9 +16,10 @@ from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.gateway_note import MAX_GATEWAYS, GatewayNote, read_note, write_gateways
 from atoll.comm.ids import Pin, is_pin
-from atoll.comm.peer_names import SUFFIX, peer_of_host, peer_of_multiaddr
+from atoll.comm.peer_names import SUFFIX, host_and_port, peer_of_host, peer_of_multiaddr
 from atoll.node.gateway.finding import LOOK_SECONDS, CoordinatorFinder, Publisher, published_certificate
 from atoll.node.gateway.local_ports import LocalPorts
+from atoll.node.gateway.punching import allowed, observe
 from atoll.node.gateway.relaying import Relaying
 from atoll.node.gateway.splice import Stream
 from atoll.node.gateway.stream_header import RelayLimits, Service
@@ -54,6 +55,8 @@ class GatewayOptions:
     peers: Sequence[str] = ()
     coordinator: Path | None = None  # state directory of the one that it is beside
     limits: RelayLimits = field(default_factory=RelayLimits)
+    # port of a relay at which it says as what it sees who connects; 0: the one behind --listen's; -1: there is none
+    observer: int = 0
     wire: int = -1  # descriptor of the socket to the daemon that it is beside; -1: there is none
     entrance: int = -1  # descriptor of that daemon's listening socket, from where the coordinator is reached
 
@@ -69,6 +72,7 @@ class Gateway:
         where = SwarmOptions(options.state_dir / "identity", options.listen, options.announce, self._peers)
         self._relaying = Relaying(self._open, map(peer_of_multiaddr, self._peers), options.limits)
         self._swarm = SwarmKeeper(where, self._relaying.accept)
+        self._relaying.host_of = self._swarm.host_of
         self._ready = asyncio.Event()  # there is a swarm, or was one
 
     async def run(self) -> None:
@@ -81,6 +85,7 @@ class Gateway:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        observer = await self._observe() if options.limits.streams and options.observer >= 0 else None
         try:
             async with asyncio.TaskGroup() as tasks:
                 duties = [
@@ -96,6 +101,19 @@ class Gateway:
                     duty.cancel()
         finally:
             self._ports.close()
+            if observer is not None:
+                observer.close()
+
+    async def _observe(self) -> asyncio.Server | None:
+        """Tell who connects to a port of this relay as what it is seen, so that it can punch holes."""
+        host, port = host_and_port(self._options.listen[0])
+        try:
+            server = await observe((host, self._options.observer or (port + 1 if port else 0)))
+        except (OSError, OverflowError) as error:
+            log.warning(f"nobody punches holes by this relay: port {port + 1} cannot be had ({error})")
+            return None
+        self._relaying.observer = server.sockets[0].getsockname()[1]
+        return server
 
     async def _open(self, peer: bytes) -> Stream:
         return await self._swarm.open(peer)
@@ -105,6 +123,7 @@ class Gateway:
         for multiaddr in self._swarm.multiaddrs if self._swarm.lives == 1 else ():
             log.info(f"others reach this gateway at {multiaddr}")
         _write(self._options.state_dir / ADDRESS_FILE, self._swarm.multiaddrs)
+        self._relaying.may_punch = allowed(self._swarm.is_private)
         self._ready.set()
 
     # The coordinator beside it
@@ -181,7 +200,6 @@ class Gateway:
                 return Reply(question.number, await self._ports.address(host, connect))
             case UseGateways(multiaddrs):
                 self._use(multiaddrs)
-                _write(self._options.state_dir / KNOWN_FILE, multiaddrs)
                 return Reply(question.number)
             case AwaitPlace():
                 if not self._swarm.multiaddrs:
@@ -196,6 +214,8 @@ class Gateway:
         told = [multiaddr for multiaddr in multiaddrs[:MAX_GATEWAYS] if _is_gateway(multiaddr)]
         peers = tuple(dict.fromkeys((*self._options.peers, *told)))
         self._swarm.know(told)
+        _write(self._options.state_dir / KNOWN_FILE, told)  # one that starts again finds them there
+        self._relaying.may_punch = allowed(self._swarm.is_private)
         self._relaying.use(peer_of_multiaddr(peer) for peer in peers if self._is_other(peer))
 
     def _is_other(self, multiaddr: str) -> bool:

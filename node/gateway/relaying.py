@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from atoll.comm.errors import Unreachable
 from atoll.comm.gateway_note import relayed
+from atoll.comm.peer_names import host_of_peer
 from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.strangers import StrangerLimits, Strangers, network_of
 from atoll.comm.transport.connection import RateLimiter
@@ -64,6 +65,7 @@ HEADERS = StrangerLimits(256, 64, RateLimit(20, 512))  # streams that have not s
 PUNCHES = RateLimit(2, 64)  # holes that others want through one relay
 NETWORK_BITS = 24  # of an IPv4 address
 MAX_REMEMBERED = 4096  # peers
+WORDS = {"direct": "directly", "punched": "through a hole", "relayed": "through a relay"}
 OpenStream = Callable[[bytes], Awaitable[Stream]]
 
 
@@ -156,6 +158,7 @@ class Relaying:
             self._note_vain(before.name, peer)
         self._vain.pop((way, peer), None)
         self.opened[way] += 1
+        log.info(f"{host_of_peer(peer)[:16]} is reached {WORDS[way]}")
         return stream
 
     def _was_vain(self, way: str, peer: bytes) -> bool:

@@ -154,6 +154,11 @@ class Swarm:
             yield swarm
 
     @property
+    def is_private(self) -> bool:
+        """Whether peers may be in private networks."""
+        return self._guard.private
+
+    @property
     def host(self) -> str:
         """This gateway's name as a host."""
         return host_of_peer(self.peer)

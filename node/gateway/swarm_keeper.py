@@ -7,9 +7,10 @@ wanted it.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 
 from atoll.comm.errors import AtollError, Unreachable
-from atoll.comm.peer_names import peer_of_multiaddr
+from atoll.comm.peer_names import host_and_port, peer_of_multiaddr
 from atoll.node.gateway.splice import Stream
 from atoll.node.gateway.swarm import Handler, Swarm, SwarmOptions
 
@@ -23,7 +24,7 @@ class SwarmKeeper:
     def __init__(self, options: SwarmOptions, handler: Handler) -> None:
         """`handler`: called for each stream from a peer."""
         self._options, self._handler = options, handler
-        self._known = dict[bytes, str]()  # multiaddrs of peers, as somebody told them
+        self._known = {peer_of_multiaddr(told): told for told in options.peers}
         self._swarm: Swarm | None = None
         self.lives = 0
         self.host = ""  # this gateway's name, once there was a swarm
@@ -61,6 +62,20 @@ class SwarmKeeper:
             self._known[peer] = multiaddr
             if self._swarm is not None:
                 self._swarm.know(multiaddr)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether peers may be in private networks."""
+        return self._swarm is not None and self._swarm.is_private
+
+    def host_of(self, peer: bytes) -> str:
+        """The IP address in the multiaddr of a peer that somebody told; empty: it has a name, or none was told."""
+        try:
+            host, _ = host_and_port(self._known[peer])
+            ip_address(host)
+        except (KeyError, ValueError):
+            return ""
+        return host
 
     async def open(self, peer: bytes) -> Stream:
         """A stream to a peer. Raises `Unreachable`."""
