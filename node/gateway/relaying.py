@@ -21,7 +21,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from atoll.comm.errors import Unreachable
 from atoll.comm.gateway_note import relayed
@@ -119,6 +119,8 @@ class Relaying:
         self._holds: dict[Hold, Stream] = {}
         self._relayed: set[Stream] = set()
         self._number = 0
+        # Who waits for a stream alone is kept alive by nobody: asyncio knows its tasks and readers weakly.
+        self._answering = set[asyncio.Task[Any] | None]()
         self.holding: set[bytes] = set()  # relays through which this gateway can be reached
         self.held = asyncio.Event()  # there was one
         self.opened = {"direct": 0, "punched": 0, "relayed": 0}  # streams to peers, by their way
@@ -273,6 +275,7 @@ class Relaying:
             self._waiting[admission.displaced].abort()
         self._waiting[number] = stream
         self._streams[network] += 1
+        self._answering.add(task := asyncio.current_task())
         try:
             async with asyncio.timeout(HEADER_SECONDS):
                 prefix = await stream.reader.readexactly(PREFIX_BYTES)
@@ -289,6 +292,7 @@ class Relaying:
             log.debug("a stream was closed: %s", error)
             stream.abort()
         finally:
+            self._answering.discard(task)
             self._settle(number)
             self._streams[network] -= 1
             if not self._streams[network]:

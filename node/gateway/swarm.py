@@ -178,7 +178,11 @@ class Swarm:
         """Call `handler` for each stream from now on, with who opened it."""
 
         async def accept(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await handler(_caller(info.peer_id, info.addr), Stream(reader, writer))
+            stream = Stream(reader, writer)
+            try:
+                await handler(_caller(info.peer_id, info.addr), stream)
+            except asyncio.CancelledError:  # the process ends; whoever cancelled it waits for nothing else
+                stream.abort()
 
         await self._daemon.add_binary_stream_handler(PROTOCOL, accept)
 

@@ -111,5 +111,6 @@ def internet(kinds: Sequence[str] = (CONE, SYMMETRIC)) -> Iterator[Internet]:
 def _clear() -> None:
     spaces = [_public(i).space for i in range(1, PUBLICS + 1)]
     spaces += [name for i in range(1, 4) for name in (f"atoll-r{i}", _home(i).space)]
-    for words in (*(f"netns del {space}" for space in spaces), f"link del {BRIDGE}"):
+    links = [f"link del {space}-w" for space in spaces]  # a namespace goes when its last process has
+    for words in (*links, *(f"netns del {space}" for space in spaces), f"link del {BRIDGE}"):
         subprocess.run(["ip", *words.split()], check=False, capture_output=True)
