@@ -90,7 +90,7 @@ class Gateway:
             async with asyncio.TaskGroup() as tasks:
                 duties = [
                     tasks.create_task(self._swarm.run(self._introduce)),
-                    tasks.create_task(self._relaying.keep_holding()),
+                    tasks.create_task(self._hold()),
                 ]
                 if options.coordinator is not None:
                     duties.append(tasks.create_task(self._publish(options.coordinator)))
@@ -117,6 +117,10 @@ class Gateway:
 
     async def _open(self, peer: bytes) -> Stream:
         return await self._swarm.open(peer)
+
+    async def _hold(self) -> None:
+        await self._ready.wait()
+        await self._relaying.keep_holding()
 
     def _introduce(self) -> None:
         """Say under which addresses others know it."""

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -48,7 +48,7 @@ log = logging.getLogger("atoll.gateway")
 PROTOCOL = "/atoll/gateway/1"
 START_SECONDS = 60.0  # that p2pd has to come up: 1 is usual, 15 is hivemind's, too few on a busy machine
 ANSWER_SECONDS = 10.0  # that a peer of the DHT has to answer
-LAST_SECONDS = 10.0  # for a p2pd that was killed to be gone
+LAST_SECONDS = 3.0  # for a p2pd that is to end, and for what ends with it
 NOBODY = ""  # in the place of a network: nothing is to be kept for anybody
 Handler = Callable[[Caller, Stream], Awaitable[None]]
 FAILURES = (P2PDaemonError, P2PHandlerError, OSError, EOFError, RuntimeError, ValueError)  # of a call to p2pd
@@ -142,11 +142,11 @@ class Swarm:
         async with AsyncExitStack() as opened:
             guard = await opened.enter_async_context(DialGuard.opened(any(map(_is_private, named))))
             daemon = await _start(options, guard)
-            opened.push_async_callback(daemon.shutdown)
+            opened.push_async_callback(_in_time, daemon.shutdown)
             note.write_text(str(daemon._child.pid))
             validator = OwnRecordsOnly()
             dht = await _join(daemon, options, validator)
-            opened.push_async_callback(dht.shutdown)
+            opened.push_async_callback(_in_time, dht.shutdown)
             shown = await daemon.get_visible_maddrs(latest=True) if options.listen else ()
             swarm = cls(daemon, dht, guard, validator.newest, [str(multiaddr) for multiaddr in shown])
             for multiaddr in options.peers:
@@ -285,6 +285,13 @@ async def _join(daemon: Any, options: SwarmOptions, validator: OwnRecordsOnly) -
     storage.maxsize = MAX_RECORDS + MAX_OWN_RUNS  # `NewestRecords` says what gives way before
     validator.drop = lambda place: storage.__delitem__(of.from_bytes(place))
     return dht
+
+
+async def _in_time(end: Callable[[], Awaitable[None]]) -> None:
+    """End something, which may wait for a p2pd that has ended before."""
+    with suppress(TimeoutError, *FAILURES):
+        async with asyncio.timeout(LAST_SECONDS):
+            await end()
 
 
 def _is_private(multiaddr: str) -> bool:
