@@ -105,7 +105,7 @@ DOORS: dict[str, str] = {
     "comm.allreduce": "auditor delta_encoder delta_samples input_signer listener reduction sealing",
     "coordinator.door": "front_door ports",
     "coordinator.placement": "bandwidth_shares two_level",
-    "coordinator.state_machine": "conduct events members run_layout state step weights",
+    "coordinator.state_machine": "conduct credit events members run_layout state step weights",
     "coordinator.service": "control_plane event_loop invites journal telemetry",
     "coordinator.monitor": "blame contributions http terminal wandb_logger",
     "node": "config devices engine_check preflight settings top trainer_channel",

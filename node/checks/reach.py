@@ -16,6 +16,7 @@ from atoll.comm.addresses import is_own_network
 from atoll.comm.config.round_time import exchange_seconds, exchanged_bytes
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, Refused, Unreachable
+from atoll.comm.extras import lacking
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import checkup_pb2 as cp
@@ -92,6 +93,15 @@ async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
         return Check("reach", True, f"the coordinator dialled this machine at {reply.address}", note)
     how = "nobody answers" if reply.outcome == cp.TIMED_OUT else "it is refused, or another answers"
     return Unreached("reach", False, f"peers cannot dial this machine at {reply.address}: {how}", FORWARD)
+
+
+def reached_otherwise(check: Check, sight: RunSight) -> Check:
+    """The check of a machine's reach, where its node would do without being dialled: the run has gateways."""
+    if not isinstance(check, Unreached) or not sight.gateways:
+        return check
+    if missing := lacking("a gateway", "hivemind"):
+        return Check("reach", True, f"{check.found}; its node will be a leaf, and dial the others", missing)
+    return Check("reach", True, f"{check.found}; the run's gateways will pass on what is for its node")
 
 
 async def _dialled_back(client: CheckupClient, address: str, pin: Pin) -> cp.DialBackReply:

@@ -17,7 +17,9 @@ DIALS = "import socket, sys; socket.create_connection((sys.argv[1], 4700), 3)"
 BACK = 60.0  # seconds within which all are to train again
 
 
-def test_twenty_rounds_behind_two_nats_while_the_coordinator_moves_and_a_relay_dies(run: Run) -> None:
+def test_twenty_rounds_behind_two_nats_while_the_coordinator_moves_and_a_relay_dies(
+    run: Run, tell: Callable[[str], None]
+) -> None:
     with internet() as net:
         front, relay, volunteer, elsewhere = net.publics
         neither_can_be_dialled(net)
@@ -29,18 +31,18 @@ def test_twenty_rounds_behind_two_nats_while_the_coordinator_moves_and_a_relay_d
         for home, name in zip(net.homes, ("a", "b"), strict=True):
             run.join(url, name, through=home.through)
         seconds = timed("20 rounds", lambda: of_both(run) >= 20, 300)
-        print(f"20 rounds of two nodes behind NATs: {seconds:.1f} s")
+        tell(f"20 rounds of two nodes behind NATs: {seconds:.1f} s")
         assert all(".p2p:1" in run.log(name) for name in ("a", "b"))  # no address at which anybody could dial them
         assert all("reach this gateway through a relay" in run.log(name) for name in ("a", "b"))
         for what, (own, resident) in memory(run, "a").items():
-            print(f"memory of the {what}: {own / 1e6:.0f} MB its own, {resident / 1e6:.0f} MB with its libraries'")
+            tell(f"memory of the {what}: {own / 1e6:.0f} MB its own, {resident / 1e6:.0f} MB with its libraries'")
         assert memory(run, "a")["daemon"][0] < 120e6
 
         kill(run.coordinator, beside)  # it moves to another machine, with another address
         before = of_both(run)
         beside = coordinate(run, elsewhere, place)
         seconds = timed("a round after the coordinator moved", lambda: of_both(run) > before, BACK)
-        print(f"a round of both, after the coordinator had moved to another address: {seconds:.1f} s")
+        tell(f"a round of both, after the coordinator had moved to another address: {seconds:.1f} s")
 
         # A volunteer offers a relay that no URL names; the coordinator tells of it, and the named one dies.
         run.join(url_by_address(run), "v", "relay=true", through=volunteer.through, host=volunteer.address)
@@ -49,12 +51,14 @@ def test_twenty_rounds_behind_two_nats_while_the_coordinator_moves_and_a_relay_d
         kill(named)
         before = of_both(run)
         seconds = timed("a round by the other relay", lambda: of_both(run) > before + 1, BACK)
-        print(f"two rounds of both, after their relay was killed, by another: {seconds:.1f} s")
+        tell(f"two rounds of both, after their relay was killed, by another: {seconds:.1f} s")
         assert all(record.digests_equal or record.void for record in records(run))
 
 
 @pytest.mark.parametrize("kinds", [(CONE, CONE, CONE)], ids=["cones"])
-def test_a_fleet_in_which_nobody_can_be_dialled_needs_no_public_reducer(run: Run, kinds: tuple[str, ...]) -> None:
+def test_a_fleet_in_which_nobody_can_be_dialled_needs_no_public_reducer(
+    run: Run, tell: Callable[[str], None], kinds: tuple[str, ...]
+) -> None:
     with internet(kinds) as net:
         front = net.publics[0]
         neither_can_be_dialled(net)
@@ -69,7 +73,7 @@ def test_a_fleet_in_which_nobody_can_be_dialled_needs_no_public_reducer(run: Run
         for name in "abd":
             until("another way", lambda name=name: "so the run's gateways pass on" in run.log(name))
         seconds = timed("rounds of all", lambda: of_all(run, 3) >= 5, 240)
-        print(f"5 rounds of three nodes, none of which can be dialled: {seconds:.1f} s")
+        tell(f"5 rounds of three nodes, none of which can be dialled: {seconds:.1f} s")
         assert any("through a hole" in run.log(name) for name in "abd")  # and not by the relay
         assert all(record.digests_equal or record.void for record in records(run))
 
