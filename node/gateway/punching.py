@@ -1,8 +1,9 @@
 """Connections between two machines behind NATs, without anybody in between: TCP's simultaneous open.
 
-    asks     binds a port of its own, learns from the relay's observer as what the NAT shows it, and says so to the
-             other side over a stream through the relay; the other side does the same; then both connect to each other
-             from these ports until the connection is there. Each NAT takes the other's SYN for an answer to its own.
+    punches  binds a port of its own, learns from the relay's observer as what the NAT shows it, and says so to the
+             other side over a stream through the relay; the other side does the same; then both listen at these ports
+             and connect from them to each other until one connection is there, the same for both. Each NAT takes the
+             other's SYN for an answer to its own.
     observes a port of a relay that tells everybody who connects as what it sees it, and nothing else
 
 It works where a NAT shows a port alike to all destinations, as most do at home, and drops what it does not expect. A
@@ -14,7 +15,6 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 
 from atoll.comm.addresses import may_dial
 from atoll.comm.errors import ConfigError, Unreachable
@@ -111,26 +111,65 @@ def _bound(family: int, place: Address) -> socket.socket:
 
 
 async def _met(mine: Address, theirs: Address, nonce: bytes, expected: bytes) -> Stream:
-    """A connection from one's own port to theirs, over which both nonces went. Goes on until it is cancelled."""
-    loop = asyncio.get_running_loop()
+    """A connection between one's own port and theirs, over which both nonces went: whichever side's SYN comes through
+    first makes it. Goes on until it is cancelled."""
     family = socket.AF_INET6 if ":" in theirs[0] else socket.AF_INET
+    with _bound(family, mine) as listening:
+        listening.listen(4)
+        ways = [asyncio.ensure_future(way) for way in (_accepted(listening), _connected(family, mine, theirs))]
+        try:
+            while True:
+                done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                for way in done:
+                    if (stream := await _proven(way.result(), nonce, expected)) is not None:
+                        return stream
+                    again = _accepted(listening) if way is ways[0] else _connected(family, mine, theirs)
+                    ways[ways.index(way)] = asyncio.ensure_future(again)
+        finally:
+            for way in ways:
+                way.cancel()
+            for came in await asyncio.gather(*ways, return_exceptions=True):
+                if isinstance(came, socket.socket):
+                    came.close()  # of no effect on the one that is returned: that has a descriptor of its own
+
+
+async def _accepted(listening: socket.socket) -> socket.socket:
+    sock, _ = await asyncio.get_running_loop().sock_accept(listening)
+    return sock
+
+
+async def _connected(family: int, mine: Address, theirs: Address) -> socket.socket:
+    """A socket that has connected, after as many tries as that takes."""
     while True:
         sock = _bound(family, mine)
         try:
             async with asyncio.timeout(TRY_SECONDS):
-                await loop.sock_connect(sock, theirs)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream = Stream(*await asyncio.open_connection(sock=sock, limit=READ_BYTES))
+                await asyncio.get_running_loop().sock_connect(sock, theirs)
+            return sock
         except (OSError, TimeoutError):
             sock.close()
             await asyncio.sleep(AGAIN_SECONDS)
-            continue
         except BaseException:
             sock.close()
             raise
-        with suppress(EOFError, OSError):
+
+
+async def _proven(sock: socket.socket, nonce: bytes, expected: bytes) -> Stream | None:
+    """The stream over a socket whose other side has the nonce that it should; None: it is another machine's."""
+    own = sock.dup()
+    own.setblocking(False)
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream = Stream(*await asyncio.open_connection(sock=own, limit=READ_BYTES))
+    try:
+        async with asyncio.timeout(TRY_SECONDS):
             stream.writer.write(nonce)
             if secrets.compare_digest(await stream.reader.readexactly(NONCE_BYTES), expected):
                 return stream
+    except (EOFError, OSError, TimeoutError):
+        pass
+    except BaseException:
         stream.abort()
-        raise Unreachable("another machine answered")
+        raise
+    stream.abort()
+    sock.close()
+    return None

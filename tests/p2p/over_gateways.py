@@ -62,6 +62,7 @@ def through_gateways(two_gateways: str, monkeypatch: pytest.MonkeyPatch) -> None
         writer.write(f"{host} {port}\n".encode())
         address = (await reader.readline()).decode().strip()
         writer.close()
+        await writer.wait_closed()
         return await directly(*split_host_port(address, "the gateway's port"), True)
 
     monkeypatch.setattr(data_plane, "_connect", connect)

@@ -14,6 +14,7 @@ from atoll.comm.strangers import StrangerLimits
 from atoll.comm.transport.connection import RateLimiter
 from atoll.node.gateway import local_ports, relaying
 from atoll.node.gateway.local_ports import LocalPorts
+from atoll.node.gateway.punching import allowed, observe
 from atoll.node.gateway.relaying import Caller, Relaying
 from atoll.node.gateway.splice import Stream, dial, splice
 from atoll.node.gateway.stream_header import Answer, RelayLimits, Service
@@ -393,6 +394,38 @@ def test_a_relay_whose_owner_wants_bytes_saved_passes_nothing_on_any_more() -> N
         assert await echoed(await asking.reach(B, Service.DATA)) == NOISE and relay.limiter.passed == 2
         while R in served.holding:
             await asyncio.sleep(0)
+        server.close()
+        await network.close()
+
+    run(body())
+
+
+def test_two_that_cannot_be_dialled_are_joined_by_a_hole_where_their_relay_observes_and_else_by_the_relay() -> None:
+    async def body() -> None:
+        network, (server, address) = Network(), await service()
+        observer = await observe(("127.0.0.1", 0))
+        asking, served, relay = network.add(A, (R,)), network.add(B, (R,)), network.add(R, streams=8)
+        relay.observer = observer.sockets[0].getsockname()[1]
+        for gateway in (asking, served):
+            gateway.host_of = lambda relay: "127.0.0.1"
+            gateway.may_punch = allowed(private=True)
+        served.served[Service.DATA] = address
+        network.walls = {(A, B), (B, A)}
+        for peer in (A, B):
+            network.hold(peer, R)
+        await until_held(asking, 1)
+        await until_held(served, 1)
+        while not (asking._observers and served._observers):
+            await asyncio.sleep(0)
+        passed = relay.limiter.passed
+        assert await echoed(await asking.reach(B, Service.DATA)) == NOISE
+        assert asking.opened == {"direct": 0, "punched": 1, "relayed": 0}
+        assert relay.limiter.passed - passed < 1000  # addresses and nonces
+        served.may_punch = allowed(private=False)  # it would not dial this machine's addresses
+        assert await echoed(await asking.reach(B, Service.DATA)) == NOISE
+        assert await echoed(await asking.reach(B, Service.DATA)) == NOISE
+        assert asking.opened == {"direct": 0, "punched": 1, "relayed": 2}
+        observer.close()
         server.close()
         await network.close()
 

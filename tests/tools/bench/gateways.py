@@ -9,14 +9,14 @@ import argparse
 import asyncio
 import json
 import socket
+import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import AsyncIterator
 
 import psutil
 from e2e.harness import ATOLL, until
@@ -27,17 +27,19 @@ from atoll.node.gateway.client import GatewayProcess, RelayOffer
 MEBIBYTE = 1 << 20
 PIECE = bytes(1 << 18)
 WAYS = ("direct", "punched", "relayed")
+CHOOSE_SECONDS = 5.0  # by then the way is chosen
 
 
 @contextmanager
 def sink() -> Iterator[str]:
-    """The "host:port" of who reads all that comes, and then says so with a byte."""
+    """The "host:port" of who reads as many bytes as the first 8 say, and then says so with a byte."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def read(sock: socket.socket) -> None:
         with sock:
-            while sock.recv(1 << 18):
-                pass
+            left = int.from_bytes(sock.recv(8, socket.MSG_WAITALL), "big")
+            while left and (data := sock.recv(1 << 18)):
+                left -= len(data)
             sock.sendall(b".")
 
     def serve() -> None:
@@ -56,12 +58,11 @@ def sink() -> Iterator[str]:
 def rate(address: str, size: int) -> float:
     """MiB a second of `size` bytes sent to "host:port", until the other side has them all."""
     with socket.create_connection(split_host_port(address, "the address"), 60) as sock:
-        sock.sendall(b"x")  # by now the way is chosen
-        time.sleep(6)
+        sock.sendall(size.to_bytes(8, "big"))
+        time.sleep(CHOOSE_SECONDS)
         began = time.monotonic()
         for _ in range(size // len(PIECE)):
             sock.sendall(PIECE)
-        sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1) == b"."
         return size / MEBIBYTE / (time.monotonic() - began)
 
@@ -73,9 +74,11 @@ def relay(folder: Path, observer: int) -> Iterator[str]:
     command = [*ATOLL, "gateway", "--state-dir", str(folder), "--listen", "/ip4/127.0.0.1/tcp/0", "--relay"]
     process = subprocess.Popen([*command, "--observer", str(observer)], stderr=subprocess.DEVNULL)
     until("the relay", lambda: place.exists() and place.read_text().strip())
-    yield place.read_text().strip()
-    process.terminate()
-    process.wait()
+    try:
+        yield place.read_text().strip()
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @asynccontextmanager
@@ -120,16 +123,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     size = asked.mebibytes * MEBIBYTE
-    found: dict[str, object] = {
-        way: sorted(asyncio.run(measured(way, size)) for _ in range(asked.times))[asked.times // 2]
-        for way in ("tcp", *WAYS)
-    }
+    found = dict[str, object]()
+    for way in ("tcp", *WAYS):
+        rates = [asyncio.run(measured(way, size)) for _ in range(asked.times)]
+        found[way] = statistics.median(rates)
+        if not asked.json:
+            print(f"| {way} | {found[way]:,.0f} MiB/s | {min(rates):,.0f} to {max(rates):,.0f} |", flush=True)
     found["memory_mb"] = memory()
     if asked.json:
         print(json.dumps(found))
         return
-    for way in ("tcp", *WAYS):
-        print(f"| {way} | {found[way]:,.0f} MiB/s |")
     for what, megabytes in memory().items():
         print(f"| {what} | {megabytes:.0f} MB |")
 
