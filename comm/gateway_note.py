@@ -3,9 +3,10 @@
     gateway.json     the coordinator's: which run it serves, where a gateway comes in, which relays there are
     gateways/NAME    a gateway's, each its own: the multiaddrs of the gateways by which the run can be reached
 
-A gateway comes in at a Unix socket in the coordinator's private folder, and names each connection for where it comes
-from: it binds it to a path beside that socket, `NUMBER,HOST,PORT`. HOST is an IP address, or, where a relay passed the
-connection on, the relay's with `.relayed` behind it: nobody can tell where it began, and nothing is dialled there.
+A gateway comes in at a Unix socket in the coordinator's private folder, and names each connection for where it
+comes from: it binds it to a path beside that socket, `NUMBER,HOST,PORT`. HOST is an IP address, or, where a relay
+passed the connection on, the relay's with `.relayed` behind it: nobody can tell where it began, and nothing is
+dialled there.
 """
 
 import re
@@ -54,8 +55,8 @@ def read_note(state_dir: Path) -> GatewayNote | None:
 
 
 def write_gateways(state_dir: Path, name: str, multiaddrs: Sequence[str]) -> None:
-    """Leave a gateway's note: by which ones the run can be reached, the best first. `name`: of the gateway, letters
-    and digits. Raises `ResourceError`."""
+    """Leave a gateway's note: by which ones the run can be reached, the best first. `name`: of the gateway,
+    letters and digits. Raises `ResourceError`."""
     try:
         make_folder(state_dir / FOLDER)
     except OSError as error:

@@ -56,7 +56,9 @@ def links(plan: Plan, me: NodeId) -> list[tuple[PlanMember, bool]]:
     does, and of two alike the one that came into the round before. Two leaves have no link."""
     place = plan.index(me)
     own = plan.members[place]
-    others = [(i, m) for i, m in enumerate(plan.members) if not m.gone and i != place and not (m.leaf and own.leaf)]
+    others = [
+        (i, m) for i, m in enumerate(plan.members) if not m.gone and i != place and not (m.leaf and own.leaf)
+    ]
     return [(m, (_openness(own), place) < (_openness(m), i)) for i, m in others]
 
 

@@ -1,7 +1,7 @@
 """The coordinator's side of its door: opens the public ports, keeps the door's process alive, tells it who is who.
 
-A gateway of this machine has an entrance of its own (`open_to_gateway`), at a socket in the door's folder: it binds
-each connection to a name that says where that comes from, as the door does towards the service.
+A gateway of this machine has an entrance of its own (`open_to_gateway`), at a socket in the door's folder: it
+binds each connection to a name that says where that comes from, as the door does towards the service.
 
 The service listens at the paths that `open` returns. It asks `origin` where a call came from, and says by `prove`,
 `revoke` and `shun` what it thinks of who calls. Should the door's process end, all connections break, and another

@@ -14,13 +14,14 @@ from atoll.coordinator.state_machine.credit import NodeAccount, OwnerAccount
 from atoll.coordinator.state_machine.state import State
 
 NAME_WIDTH = 24  # characters of a name in a table
-DEFAULT_ACCOUNTS, MAX_ACCOUNTS = 200, 1000  # of owners, and of nodes, in an answer: where nothing is said, and at most
+DEFAULT_ACCOUNTS, MAX_ACCOUNTS = (
+    200,
+    1000,
+)  # of owners, and of nodes, in an answer: where nothing is said, and at most
 A = TypeVar("A", NodeAccount, OwnerAccount)
 
 
-def contributions(
-    state: State, run: str, limit: int = DEFAULT_ACCOUNTS, offset: int = 0
-) -> dict[str, Any]:
+def contributions(state: State, run: str, limit: int = DEFAULT_ACCOUNTS, offset: int = 0) -> dict[str, Any]:
     """The accounts of owners and nodes, those with the most tokens first, as `GET /api/contributions` shows them:
     `limit` of each at most, behind the first `offset` of each. All nodes' tokens and `uncredited`, which were
     committed before the run kept accounts, come to the run's exactly."""
@@ -53,7 +54,8 @@ def contributions(
 
 
 def _page(accounts: Mapping[str, A], limit: int, offset: int) -> list[tuple[str, A]]:
-    """Accounts with their names; of those with equal tokens the older comes first, so that no two pages have one."""
+    """Accounts with their names; of those with equal tokens the older comes first, so that no two pages have
+    one."""
 
     def rank(entry: tuple[str, A]) -> tuple[int, int]:
         return entry[1].tokens, -entry[1].number

@@ -171,7 +171,9 @@ class CheckupService:
             async with asyncio.timeout(PLACE_SECONDS):
                 await self._dialling.acquire()
         except TimeoutError:
-            await self._callers.refuse(context, Code.RESOURCE_EXHAUSTED, "others are being dialled: it was not tried")
+            await self._callers.refuse(
+                context, Code.RESOURCE_EXHAUSTED, "others are being dialled: it was not tried"
+            )
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 place = await own_place(address, self._host(context), self._private)

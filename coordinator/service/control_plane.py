@@ -18,8 +18,8 @@ from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.health import Health, ServiceProbe
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.rpc import SERVICE_NAME, CoordinatorService, host_of_address
+from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.state import Phase
@@ -73,7 +73,17 @@ class ControlPlane:
             journal.directory, private_addresses, lambda: self.event_loop.state.members.here, time.monotonic
         )
         self._service = service = CoordinatorService(
-            *(self.event_loop, self.views, journal, self.metrics, self.door, config.name, keys, self.gateways, tls),
+            *(
+                self.event_loop,
+                self.views,
+                journal,
+                self.metrics,
+                self.door,
+                config.name,
+                keys,
+                self.gateways,
+                tls,
+            ),
             private_addresses,
         )
         self.health = Health(SERVICE_NAME, service.guard)
@@ -106,7 +116,9 @@ class ControlPlane:
         dispatch = asyncio.create_task(self.views.run())
         events = asyncio.create_task(self.event_loop.run())
         members = self.event_loop.state.members
-        self.door.know(tuple({host_of_address(m.address) for m in (*members.departed.values(), *members.here.values())}))
+        self.door.know(
+            tuple({host_of_address(m.address) for m in (*members.departed.values(), *members.here.values())})
+        )
         probe = ServiceProbe(self._channel())
         self.event_loop.refusing = lambda: probe.refused or self.door.silence > MAX_DOOR_SILENCE
         guards = [asyncio.create_task(part.run()) for part in (self.door, probe, self.gateways)]

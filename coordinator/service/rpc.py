@@ -34,8 +34,8 @@ from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.event_loop import STOPPING, CoordinatorStopping, EventLoop
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.report_limits import REPORT_BYTES, ReportBytes, check_entries
+from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev

@@ -2,13 +2,14 @@
 members offer.
 
     operator's   those in the notes of gateways beside the coordinator (`gateway_note`): always told, and first
-    members'     a member with `relay=true` says in its heartbeats where its gateway relays. That is where its calls
-                 come from, or where peers dial it, and the coordinator has found libp2p there within the last
-                 minutes: one member can send the others to itself alone, and to nothing that is not there. The oldest
-                 MAX_RELAYS are told, of different networks; those behind them take the place of who goes.
+    members'     a member with `relay=true` says in its heartbeats where its gateway relays. That is where its
+                 calls come from, or where peers dial it, and the coordinator has found libp2p there within the
+                 last minutes: one member can send the others to itself alone, and to nothing that is not there.
+                 The oldest MAX_RELAYS are told, of different networks; those behind them take the place of who
+                 goes.
 
-A relay sees who sends how much to whom, and may drop it; what passes is TLS from end to end, and gateways try one last
-through which nothing came. `RelayOffers` decides and is pure; `RunGateways` dials, reads and writes.
+A relay sees who sends how much to whom, and may drop it; what passes is TLS from end to end, and gateways try one
+last through which nothing came. `RelayOffers` decides and is pure; `RunGateways` dials, reads and writes.
 """
 
 import asyncio
@@ -55,8 +56,8 @@ class RelayOffers:
         self._offers = dict[NodeId, _Offer]()  # the oldest first
 
     def offer(self, node: NodeId, multiaddr: str, hosts: Collection[str], now: float) -> str:
-        """Take in what a member says at `now` (seconds): it relays at this multiaddr; empty: nowhere. `hosts`: where
-        it is for certain. Returns why not, in words; empty: it is looked at, and then told."""
+        """Take in what a member says at `now` (seconds): it relays at this multiaddr; empty: nowhere. `hosts`:
+        where it is for certain. Returns why not, in words; empty: it is looked at, and then told."""
         if not multiaddr:
             self._offers.pop(node, None)
             return ""
@@ -78,7 +79,9 @@ class RelayOffers:
             return f"{multiaddr[:80]!r} is no multiaddr with an IP address"
         if not any(same_host(host, other) for other in hosts):
             return f"{host} is not where it comes from, nor where peers dial it"
-        return "" if may_dial(host, self._private) else f"{host} is in a private network, and the run is a public one"
+        return (
+            "" if may_dial(host, self._private) else f"{host} is in a private network, and the run is a public one"
+        )
 
     def keep(self, here: Collection[NodeId]) -> None:
         """Forget who is no member any more."""

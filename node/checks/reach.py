@@ -80,8 +80,8 @@ class Unreached(Check):
 
 
 async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
-    """Whether the coordinator can dial this machine's data plane, which listens now; `Unreached`: it tried in vain.
-    `address`: as it is to be dialled."""
+    """Whether the coordinator can dial this machine's data plane, which listens now; `Unreached`: it tried in
+    vain. `address`: as it is to be dialled."""
     try:
         reply = await _dialled_back(client, address, pin)
     except Unreachable as error:

@@ -167,7 +167,7 @@ class Daemon:
 
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
-        plane, rejoined = self._member.plane, partial(self._events.put_nowait, ev.Rejoined())
+        rejoined = partial(self._events.put_nowait, ev.Rejoined())
         self._manners.attach(self._exchanged, self._events.put_nowait, self._obey)
         session = self._member.maintain(rejoined, self._watch, self._heartbeats)
         try:

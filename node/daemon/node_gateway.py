@@ -1,10 +1,10 @@
 """The gateway beside a node, if it takes one: how others reach the node that cannot dial it, and it them.
 
-    a URL that names gateways    it is started before the join, finds the coordinator, and others reach the node by it
-    a dial-back that failed      in a run that has gateways: it is started, and the node joins again under its name
-    relay=true                   it is started at a port, and passes on what others send each other
-    a peer behind a gateway      it is started when the first one is to be dialled
-    else                         there is none, and nothing of hivemind's is needed
+a URL that names gateways    it is started before the join, finds the coordinator, and others reach the node by it
+a dial-back that failed      in a run that has gateways: it is started, and the node joins again under its name
+relay=true                   it is started at a port, and passes on what others send each other
+a peer behind a gateway      it is started when the first one is to be dialled
+else                         there is none, and nothing of hivemind's is needed
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class NodeGateway:
         return self._process.relayed if self._process is not None else 0
 
     async def lead_to_coordinator(self) -> Invite:
-        """The invite with an address that leads to the coordinator: it, or, where it names gateways, a port of this
-        machine. Raises `MissingPackage`, `Unreachable`."""
+        """The invite with an address that leads to the coordinator: it, or, where it names gateways, a port of
+        this machine. Raises `MissingPackage`, `Unreachable`."""
         if not self._invite.rendezvous:
             return self._invite
         process = await self._start(self._offer(self._options.advertise), leads=True)

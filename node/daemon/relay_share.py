@@ -14,8 +14,8 @@ class Shares:
 
 
 class RelayShare:
-    """Knows whether something is being passed on. The owner's upload is for both: half of it at most, or `rate`, is
-    the relay's, and the exchange's while nothing is passed on."""
+    """Knows whether something is being passed on. The owner's upload is for both: half of it at most, or `rate`,
+    is the relay's, and the exchange's while nothing is passed on."""
 
     def __init__(self, rate: float) -> None:
         """`rate`: bytes a second that the relay may pass on at most; 0: no limit but the owner's upload."""

@@ -158,9 +158,9 @@ class CoordinatorSession:
             await asyncio.sleep(SHARE_INTERVAL)
 
     async def find_another_way(self) -> str:
-        """Let others reach this node, which nobody can dial, through a gateway of the run; it joins again so. Where
-        that cannot be, it is a leaf from now on. Returns what becomes of it, in words; empty: nothing, for the run
-        has no gateway, or the node's owner said how it is reached."""
+        """Let others reach this node, which nobody can dial, through a gateway of the run; it joins again so.
+        Where that cannot be, it is a leaf from now on. Returns what becomes of it, in words; empty: nothing, for
+        the run has no gateway, or the node's owner said how it is reached."""
         options, gateway = self.options, self.gateway
         if options.leaf or options.advertise or gateway.found is not None or not gateway.run_gateways:
             return ""

@@ -59,7 +59,7 @@ MEGABIT = 125e3  # bytes
     default=0,
     show_default="the one behind --listen's",
     type=click.IntRange(-1, 65535),
-    help="Port of a relay at which it tells peers as what it sees them, so that they may need none; -1: it does not.",
+    help="Port of a relay where it tells peers as what it sees them, so that they may do without; -1: none.",
 )
 @click.option("--wire", default=-1, hidden=True, help="Descriptor of the socket to a daemon.")
 @click.option("--entrance", default=-1, hidden=True, help="Descriptor of the socket from where it is to lead on.")

@@ -67,8 +67,8 @@ class GatewayProcess:
         self._asked: dict[int, asyncio.Future[Reply]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._up = asyncio.Event()
-        # The port that leads to the coordinator is this process's, for its life: nobody else gets it while there is
-        # no gateway, and who connects meanwhile waits.
+        # The port that leads to the coordinator is this process's, for its life: nobody else gets it while there
+        # is no gateway, and who connects meanwhile waits.
         self._entrance = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) if leads else None
         self._lasting = dict[type[Ask], Ask]()  # what the next process has to be told as well
         self._relayed_before = self._relayed_now = 0  # bytes, by the processes that ended and by this one
@@ -198,7 +198,13 @@ class GatewayProcess:
             words += ["--entrance", str(self._entrance.fileno())]
         if (offer := self._offer) is not None:
             everywhere = "::" if ":" in offer.host else "0.0.0.0"
-            words += ["--listen", offer.multiaddr(everywhere), "--announce", offer.multiaddr(offer.host), "--relay"]
+            words += [
+                "--listen",
+                offer.multiaddr(everywhere),
+                "--announce",
+                offer.multiaddr(offer.host),
+                "--relay",
+            ]
         return words
 
     async def _live(self) -> int:

@@ -1,9 +1,10 @@
-"""What libp2p's process may dial: peers announce their addresses themselves, and p2pd would try whichever they name.
+"""What libp2p's process may dial: peers announce their addresses themselves, and p2pd would try whichever they
+name.
 
 So p2pd is started under a filter of the kernel's (`guarded_start`), and each call of its that sends to an internet
-address waits until this side, in the gateway's process, has looked at that address: outside of private runs none in a
-private network is dialled, and no link-local one ever (`addresses`). Name servers of this machine are. Where the
-system has no such filter, that is said, and p2pd dials what it likes.
+address waits until this side, in the gateway's process, has looked at that address: outside of private runs none
+in a private network is dialled, and no link-local one ever (`addresses`). Name servers of this machine are. Where
+the system has no such filter, that is said, and p2pd dials what it likes.
 """
 
 import asyncio
@@ -71,7 +72,9 @@ class DialGuard:
     @asynccontextmanager
     async def opened(cls, private: bool) -> AsyncIterator[Self]:
         """Look after a process while the context lasts. `private`: it may dial private networks."""
-        with tempfile.TemporaryDirectory(prefix="atoll-", dir="/tmp") as folder:  # 104 bytes are the most of a path
+        with tempfile.TemporaryDirectory(
+            prefix="atoll-", dir="/tmp"
+        ) as folder:  # 104 bytes are the most of a path
             made = cls(Path(folder) / "guard", private)
             server = await asyncio.start_unix_server(made._meet, made._path)
             try:
@@ -101,7 +104,9 @@ class DialGuard:
         except (EOFError, OSError, TimeoutError, struct.error) as error:
             log.debug("the process could not be guarded: %s", error)
         if self._listener < 0:
-            log.warning("this system lets nobody see what libp2p dials: it may dial private addresses that peers name")
+            log.warning(
+                "this system lets nobody see what libp2p dials: it may dial private addresses that peers name"
+            )
         writer.write(b".")
         writer.close()
         self.installed.set()

@@ -135,8 +135,8 @@ class Publisher:
         self._file, self._store = file, store
 
     async def run(self, serve: Callable[[GatewayNote], None]) -> None:
-        """Publish until cancelled; call `serve` with the coordinator's note at first, and when that changes. Raises
-        `ConfigError` where the run's name is too long for a record."""
+        """Publish until cancelled; call `serve` with the coordinator's note at first, and when that changes.
+        Raises `ConfigError` where the run's name is too long for a record."""
         served: GatewayNote | None = None
         published, due = ("", "", 0), 0.0  # seconds, when it is due again
         while True:

@@ -55,7 +55,8 @@ class GatewayOptions:
     peers: Sequence[str] = ()
     coordinator: Path | None = None  # state directory of the one that it is beside
     limits: RelayLimits = field(default_factory=RelayLimits)
-    # port of a relay at which it says as what it sees who connects; 0: the one behind --listen's; -1: there is none
+    # port of a relay at which it says as what it sees who connects; 0: the one behind --listen's; -1: there is
+    # none
     observer: int = 0
     wire: int = -1  # descriptor of the socket to the daemon that it is beside; -1: there is none
     entrance: int = -1  # descriptor of that daemon's listening socket, from where the coordinator is reached

@@ -1,10 +1,11 @@
-"""Starts a program that can send to no internet address before the process that started it has looked at that address:
-`python guarded_start.py SOCKET PROGRAM ARGUMENT...`. Linux on x86-64.
+"""Starts a program that can send to no internet address before the process that started it has looked at that
+address: `python guarded_start.py SOCKET PROGRAM ARGUMENT...`. Linux on x86-64.
 
 A seccomp filter stops the calls that send somewhere (CALLS) and has them wait for who reads the filter's listener
-(seccomp_unotify(2)). Its descriptor's number goes to the Unix socket; from there it is fetched by pidfd_getfd(2), as
-nothing can be sent from here any more. Then this process becomes the program. Where the system has no such filter, a
-number below 0 goes there, and the program runs without. Imports the standard library alone: it starts in 20 ms.
+(seccomp_unotify(2)). Its descriptor's number goes to the Unix socket; from there it is fetched by pidfd_getfd(2),
+as nothing can be sent from here any more. Then this process becomes the program. Where the system has no such
+filter, a number below 0 goes there, and the program runs without. Imports the standard library alone: it starts in
+20 ms.
 """
 
 import ctypes

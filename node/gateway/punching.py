@@ -1,14 +1,15 @@
 """Connections between two machines behind NATs, without anybody in between: TCP's simultaneous open.
 
     punches  binds a port of its own, learns from the relay's observer as what the NAT shows it, and says so to the
-             other side over a stream through the relay; the other side does the same; then both listen at these ports
-             and connect from them to each other until one connection is there, the same for both. Each NAT takes the
-             other's SYN for an answer to its own.
+             other side over a stream through the relay; the other side does the same; then both listen at these
+             ports and connect from them to each other until one connection is there, the same for both. Each NAT
+             takes the other's SYN for an answer to its own.
     observes a port of a relay that tells everybody who connects as what it sees it, and nothing else
 
-It works where a NAT shows a port alike to all destinations, as most do at home, and drops what it does not expect. A
-nonce that went through the relay tells whether it is the right machine that answered; what passes then is TLS between
-members, as everywhere. libp2p's own punching needs its circuits, and four peers that have seen one's address.
+It works where a NAT shows a port alike to all destinations, as most do at home, and drops what it does not expect.
+A nonce that went through the relay tells whether it is the right machine that answered; what passes then is TLS
+between members, as everywhere. libp2p's own punching needs its circuits, and four peers that have seen one's
+address.
 """
 
 import asyncio
@@ -43,8 +44,8 @@ async def observe(listen: Address) -> asyncio.Server:
 
 
 async def punch(stream: Stream, observer: Address, may: Callable[[str], bool]) -> Stream:
-    """The connection to the machine at the other end of `stream`, which a relay passes on. `observer`: of that relay;
-    `may`: whether an IP address may be dialled. Raises `Unreachable`."""
+    """The connection to the machine at the other end of `stream`, which a relay passes on. `observer`: of that
+    relay; `may`: whether an IP address may be dialled. Raises `Unreachable`."""
     try:
         async with asyncio.timeout(OBSERVE_SECONDS + AGREE_SECONDS):
             mine, seen = await _seen_by(observer)
@@ -111,8 +112,8 @@ def _bound(family: int, place: Address) -> socket.socket:
 
 
 async def _met(mine: Address, theirs: Address, nonce: bytes, expected: bytes) -> Stream:
-    """A connection between one's own port and theirs, over which both nonces went: whichever side's SYN comes through
-    first makes it. Goes on until it is cancelled."""
+    """A connection between one's own port and theirs, over which both nonces went: whichever side's SYN comes
+    through first makes it. Goes on until it is cancelled."""
     family = socket.AF_INET6 if ":" in theirs[0] else socket.AF_INET
     with _bound(family, mine) as listening:
         listening.listen(4)

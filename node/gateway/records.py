@@ -134,7 +134,9 @@ class NewestRecords:
 
     def __init__(self, most: int = MAX_RECORDS, of_network: int = MAX_RECORDS_OF_NETWORK) -> None:
         self._strangers = Strangers[bytes](StrangerLimits(most, of_network, RateLimit(1, 1)))  # places, by network
-        self._own: OrderedDict[bytes, None] = OrderedDict()  # places of this gateway's runs, the last asked for last
+        self._own: OrderedDict[bytes, None] = (
+            OrderedDict()
+        )  # places of this gateway's runs, the last asked for last
         self._seen: OrderedDict[bytes, CoordinatorRecord] = OrderedDict()  # by their places
         self._most = most
 

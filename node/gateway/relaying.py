@@ -4,14 +4,14 @@
                     (`punching`), and PUNCH_SECONDS later through the relays that both are connected to. The first
                     that comes about is used; what did not come about is not tried first for a while. A relay whose
                     stream brought nothing is tried after the others.
-    from a peer     OPEN and PASS are joined to a local service, if that one is served: nothing else of this machine
-                    can be reached. RELAY is joined to another peer's service, if this gateway relays, within its
-                    limits. HOLD is a peer that wants to be reached through this gateway; it lasts as long as its
-                    stream.
+    from a peer     OPEN and PASS are joined to a local service, if that one is served: nothing else of this
+                    machine can be reached. RELAY is joined to another peer's service, if this gateway relays,
+                    within its limits. HOLD is a peer that wants to be reached through this gateway; it lasts as
+                    long as its stream.
 
-Who opens streams is free to call itself what it likes, so they are counted by the networks that they come from; where
-places run out, the network that has the most makes room (`strangers`). What passes is TLS between members: neither
-gateways nor relays can read or change it.
+Who opens streams is free to call itself what it likes, so they are counted by the networks that they come from;
+where places run out, the network that has the most makes room (`strangers`). What passes is TLS between members:
+neither gateways nor relays can read or change it.
 """
 
 import asyncio
@@ -111,7 +111,9 @@ class Relaying:
         self.served: dict[Service, str] = {}  # what others may reach here: "host:port", the coordinator's entrance
         self.book = RelayBook(limits)
         self.limiter = MeteredLimiter(limits.rate)  # of what is relayed
-        self._vain: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # ways to peers, and when they were tried
+        self._vain: OrderedDict[tuple[str, bytes], float] = (
+            OrderedDict()
+        )  # ways to peers, and when they were tried
         self._spoilt: dict[bytes, float] = {}  # relays, and when nothing came through them
         self._headers = Strangers[int](HEADERS)
         self._waiting: dict[int, Stream] = {}  # whose headers are to come
@@ -125,7 +127,9 @@ class Relaying:
         self.held = asyncio.Event()  # there was one
         self.opened = {"direct": 0, "punched": 0, "relayed": 0}  # streams to peers, by their way
         self.observer = 0  # this relay's port for who wants to know as what it is seen; 0: there is none
-        self.host_of: Callable[[bytes], str] = lambda relay: ""  # the IP address of a relay; empty: it is not known
+        self.host_of: Callable[[bytes], str] = lambda relay: (
+            ""
+        )  # the IP address of a relay; empty: it is not known
         self.may_punch: Callable[[str], bool] = allowed(private=False)
         self._observers = dict[bytes, Address]()  # of relays
         self._punches = TokenBuckets(PUNCHES)
@@ -136,8 +140,8 @@ class Relaying:
         self._relays_changed.set()
 
     def limit(self, streams: int, rate: float) -> None:
-        """Relay so many streams at once and bytes a second (0: no limit) from now on. With 0 streams it is no relay
-        any more: what it relays ends, and who is reached through it looks for another."""
+        """Relay so many streams at once and bytes a second (0: no limit) from now on. With 0 streams it is no
+        relay any more: what it relays ends, and who is reached through it looks for another."""
         self.book.limit(streams)
         if self.limiter.rate != rate:
             self.limiter.change(rate)
@@ -377,8 +381,8 @@ class Way(NamedTuple):
 
 
 async def _first(ways: Sequence[Way]) -> tuple[str, Stream]:
-    """The first way that comes about; each begins when the one before it has failed, or its patience after it. Raises
-    `Unreachable` where none does."""
+    """The first way that comes about; each begins when the one before it has failed, or its patience after it.
+    Raises `Unreachable` where none does."""
     names: dict[asyncio.Task[Stream], str] = {}
     errors: list[str] = []
     waiting = list(ways)

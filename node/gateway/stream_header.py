@@ -6,8 +6,8 @@
     service   1 byte
     length    1 byte, of the peer's id behind it: of RELAY alone
 
-The other side answers with one byte. After YES the bytes are the service's, as they are; a HOLD's are signs of life,
-behind 2 bytes of the relay's: the port at which it tells who connects as what it sees it, 0: it does not.
+The other side answers with one byte. After YES the bytes are the service's, as they are; a HOLD's are signs of
+life, behind 2 bytes of the relay's: the port at which it tells who connects as what it sees it, 0: it does not.
 """
 
 from collections import Counter
@@ -99,7 +99,10 @@ def read_header(data: bytes) -> StreamHeader:
     peer = data[PREFIX_BYTES:]
     if (purpose is Purpose.RELAY) != bool(peer) or (peer and not is_peer(peer)):
         raise BadHeader("a peer is to be named where another's service is asked for, and there alone")
-    if (purpose is Purpose.HOLD) != (service is Service.NONE) or (purpose, service) == (Purpose.OPEN, Service.PUNCH):
+    if (purpose is Purpose.HOLD) != (service is Service.NONE) or (purpose, service) == (
+        Purpose.OPEN,
+        Service.PUNCH,
+    ):
         raise BadHeader("it names no service, or one too many")
     return StreamHeader(purpose, service, peer)
 

@@ -22,7 +22,6 @@ import psutil
 from atoll.comm.addresses import is_own_network
 from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.peer_names import host_of_peer, peer_of_multiaddr
-from atoll.comm.strangers import network_of
 from atoll.node.gateway.dial_guard import DialGuard
 from atoll.node.gateway.records import (
     MAX_OWN_RUNS,
@@ -31,7 +30,7 @@ from atoll.node.gateway.records import (
     NewestRecords,
     record_place,
 )
-from atoll.node.gateway.relaying import NETWORK_BITS, Caller
+from atoll.node.gateway.relaying import Caller
 from atoll.node.gateway.splice import Stream
 
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")  # read when it is imported
@@ -168,8 +167,8 @@ class Swarm:
         return int(await self._daemon._child.wait())
 
     def know(self, multiaddr: str) -> None:
-        """Dial the peer at this multiaddr there, whatever else is known of it. Whose run has one in a private network
-        is a private one."""
+        """Dial the peer at this multiaddr there, whatever else is known of it. Whose run has one in a private
+        network is a private one."""
         self._guard.private = self._guard.private or _is_private(multiaddr)
         peer = peer_of_multiaddr(multiaddr)
         self._known[peer] = Multiaddr(multiaddr.rpartition("/p2p/")[0])

@@ -1,4 +1,5 @@
-"""A gateway's place among libp2p's peers, taken again whenever p2pd ends: it is a process of its own, and may die alone.
+"""A gateway's place among libp2p's peers, taken again whenever p2pd ends: it is a process of its own, and may die
+alone.
 
 What is asked of the swarm while there is none fails as what cannot be reached does, and is asked again by whoever
 wanted it.

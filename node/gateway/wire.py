@@ -30,7 +30,8 @@ class ReachPeer(msgspec.Struct, frozen=True, tag=True):
 
 
 class UseGateways(msgspec.Struct, frozen=True, tag=True):
-    """Be reached, and reach others, through the gateways at these multiaddrs, too, now and after the next start."""
+    """Be reached, and reach others, through the gateways at these multiaddrs, too, now and after the next
+    start."""
 
     multiaddrs: tuple[str, ...]
 

@@ -34,7 +34,13 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, Refused
 from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
-from atoll.comm.peer_names import host_and_port_of_multiaddr, host_of_peer, is_peer_host, peer_of_host, peer_of_multiaddr
+from atoll.comm.peer_names import (
+    host_and_port_of_multiaddr,
+    host_of_peer,
+    is_peer_host,
+    peer_of_host,
+    peer_of_multiaddr,
+)
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan

@@ -226,7 +226,10 @@ def test_a_machine_that_nobody_can_dial_does_where_the_run_has_gateways(
 ) -> None:
     monkeypatch.setattr(extras, "installed", lambda package: installed)
     sight = RunSight(RUN, 1, "203.0.113.7", "", False, 0.2, 0.0)
-    for check in (Check("reach", True, "the coordinator dialled it"), Check("reach", False, "not its own", "--leaf")):
+    for check in (
+        Check("reach", True, "the coordinator dialled it"),
+        Check("reach", False, "not its own", "--leaf"),
+    ):
         assert reached_otherwise(check, replace(sight, gateways=("/ip4/...",))) is check
     unreached = Unreached("reach", False, "peers cannot dial this machine", "forward a port")
     assert reached_otherwise(unreached, sight) is unreached

@@ -1,7 +1,7 @@
 """Machines behind routers that translate addresses, as network namespaces. They take root, `ip` and `nft`.
 
-home 1 -- router 1 --.                           the addresses between them are of the internet: what is behind a router
-home 2 -- router 2 --+-- bridge -- public 1, 2, ...  is not reached from there, and libp2p looks at addresses
+home 1 -- router 1 --.                               the addresses between them are of the internet: what is
+home 2 -- router 2 --+-- bridge -- public 1, 2, ...  behind a router is not reached from there
 """
 
 import subprocess

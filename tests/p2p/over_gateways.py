@@ -4,8 +4,9 @@
 
     data plane -- port of gateway A -- p2pd of A -- libp2p -- p2pd of B -- gateway B -- data plane
 
-The gateways are a process of their own, as long as the tests last. One gateway leads to one data plane; so that tests
-may have any number, B has a protocol of libp2p's for each port that is dialled, and behind each what a gateway has.
+The gateways are a process of their own, as long as the tests last. One gateway leads to one data plane; so that
+tests may have any number, B has a protocol of libp2p's for each port that is dialled, and behind each what a
+gateway has.
 """
 
 import asyncio
@@ -24,14 +25,17 @@ from atoll.comm.transport import data_plane
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 Connect = Callable[[str, int, bool], Awaitable[socket.socket]]
-# What is otherwise where a port of this machine is dialled that somebody else has opened: it takes every connection.
+# What is otherwise where a port of this machine is dialled that somebody else has opened: it takes every
+# connection.
 OTHERWISE = {
-    "test_a_peer_that_is_gone_is_lost_with_a_sentence": "the sentence is another",
-    "test_the_other_side_dials_when_nothing_comes_of_the_first": "the sentence is another",
-    "test_a_member_that_cannot_be_reached_is_named": "the sentence is another",
-    "test_that_no_donor_answers_is_told_with_the_reasons_and_not_as_if_the_round_had_passed": "the sentence is another",
-    "test_a_frame_of_a_round_to_come_waits_until_it_begins": "bytes of a dial that was given up end in the port",
-    "test_a_payload_in_pieces_travels_over_all_links_and_arrives_whole": "one link's bytes fit into the port's buffers",
+    # The sentence that says so is another: the connection is there, and closed.
+    "test_a_peer_that_is_gone_is_lost_with_a_sentence",
+    "test_the_other_side_dials_when_nothing_comes_of_the_first",
+    "test_a_member_that_cannot_be_reached_is_named",
+    "test_that_no_donor_answers_is_told_with_the_reasons_and_not_as_if_the_round_had_passed",
+    # Bytes of a dial that was given up end in the port, and one link's fit into its buffers.
+    "test_a_frame_of_a_round_to_come_waits_until_it_begins",
+    "test_a_payload_in_pieces_travels_over_all_links_and_arrives_whole",
 }
 
 

@@ -1,4 +1,5 @@
-"""Nodes behind NATs train together: through relays that come and go, through holes, with a coordinator that moves."""
+"""Nodes behind NATs train together: through relays that come and go, through holes, with a coordinator that
+moves."""
 
 import subprocess
 import time
@@ -63,7 +64,9 @@ def test_a_fleet_in_which_nobody_can_be_dialled_needs_no_public_reducer(
         front = net.publics[0]
         neither_can_be_dialled(net)
         listen = f"/ip4/{front.address}/tcp/4701"
-        start(run, "g", "--listen", listen, "--relay", "--coordinator", str(run.folder / "c"), through=front.through)
+        start(
+            run, "g", "--listen", listen, "--relay", "--coordinator", str(run.folder / "c"), through=front.through
+        )
         multiaddr(run, "g")
         serve(run, front)
         until("its note", (run.folder / "c" / "gateways").exists)
@@ -79,7 +82,11 @@ def test_a_fleet_in_which_nobody_can_be_dialled_needs_no_public_reducer(
 
 
 def neither_can_be_dialled(net: Internet) -> None:
-    for machine, other in ((net.publics[0], net.homes[0]), (net.homes[0], net.homes[1]), (net.homes[1], net.homes[0])):
+    for machine, other in (
+        (net.publics[0], net.homes[0]),
+        (net.homes[0], net.homes[1]),
+        (net.homes[1], net.homes[0]),
+    ):
         command = [*machine.through, "python3", "-c", DIALS, other.address]
         assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 

@@ -14,6 +14,7 @@ from hivemind.dht.node import DHTNode
 from p2p.gateways import LISTEN, gateway
 
 from atoll.comm.errors import Unreachable
+from atoll.comm.peer_names import peer_of_multiaddr
 from atoll.comm.transport.certificates import Certificate, load_or_make
 from atoll.node.gateway import swarm as swarms
 from atoll.node.gateway.records import CoordinatorRecord, NewestRecords, record_key, write_record
@@ -44,7 +45,7 @@ def test_p2pd_that_dies_alone_is_started_again_and_the_gateway_goes_on(tmp_path:
             while True:
                 try:
                     async with Swarm.opened(SwarmOptions(tmp_path / "peer", peers=[place])) as swarm:
-                        return (await swarm.open(swarms.peer_of_multiaddr(place))).abort()
+                        return (await swarm.open(peer_of_multiaddr(place))).abort()
                 except Unreachable:
                     await asyncio.sleep(0.5)
 
@@ -65,8 +66,10 @@ async def _announced(tmp_path: Path) -> None:
         came.append(writer.get_extra_info("peername"))
         writer.close()
 
-    router = await asyncio.start_server(meet, "127.0.0.1", 0)  # stands for a device of the asking machine's network
-    announced = "/ip4/127.0.0.1/tcp/{}".format(router.sockets[0].getsockname()[1])
+    router = await asyncio.start_server(
+        meet, "127.0.0.1", 0
+    )  # stands for a device of the asking machine's network
+    announced = f"/ip4/127.0.0.1/tcp/{router.sockets[0].getsockname()[1]}"
     async with gateway(tmp_path, "public", public=True) as public:
         where = SwarmOptions(tmp_path / "liar", [LISTEN], [announced], [public.multiaddr])
         async with Swarm.opened(where) as liar, gateway(tmp_path, "asking", [public]) as asking:

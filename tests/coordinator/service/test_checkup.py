@@ -270,7 +270,9 @@ def test_who_finds_no_place_to_be_dialled_is_not_said_to_be_out_of_reach(
             late = [answer for answer in came if isinstance(answer, Busy)]
             assert len(late) == checkup.MAX_DIALS and all("it was not tried" in str(answer) for answer in late)
             async with listening(own) as there:  # and is dialled a moment later
-                assert (await reach_check(asks, f":{there.port}", own.pin)).found.startswith("the coordinator dialled")
+                assert (await reach_check(asks, f":{there.port}", own.pin)).found.startswith(
+                    "the coordinator dialled"
+                )
 
     run(story, tmp_path, own)
 
@@ -308,7 +310,7 @@ async def slow_uplink(c: Coordinator, rate: float) -> AsyncIterator[str]:
         await asyncio.gather(pass_on(reader, onward[1], 1 / rate), pass_on(onward[0], writer, 0.0))
 
     server = await asyncio.start_server(meet, "127.0.0.1", 0)
-    yield "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     server.close()
 
 

@@ -83,7 +83,9 @@ def test_in_a_private_run_it_is_and_the_guard_may_be_told_so_later() -> None:
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("host", ["169.254.169.254", "10.0.0.1", "::1", "::ffff:10.0.0.1", "fd00:ec2::254", "224.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "10.0.0.1", "::1", "::ffff:10.0.0.1", "fd00:ec2::254", "224.0.0.1"]
+)
 def test_no_other_network_is_taken_for_the_internet(host: str) -> None:
     guard = DialGuard.__new__(DialGuard)
     guard.private, guard._names = False, frozenset()

@@ -90,7 +90,8 @@ def test_another_machine_that_answers_at_the_address_is_not_taken_for_the_right_
 
 
 @pytest.mark.parametrize(
-    "said", [b"10.0.0.1:22\n", b"127.0.0.1:22\n", b"router.lan:80\n", b"8.8.8.8\n", b"\xff:1\n", b"x" * 200 + b"\n"]
+    "said",
+    [b"10.0.0.1:22\n", b"127.0.0.1:22\n", b"router.lan:80\n", b"8.8.8.8\n", b"\xff:1\n", b"x" * 200 + b"\n"],
 )
 def test_nobody_is_made_to_dial_what_is_no_public_address(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object) -> Stream:

@@ -1,8 +1,9 @@
-"""How much a stream carries by each way between two gateways, beside plain TCP, and what a gateway takes of memory:
-`PYTHONPATH=tests:tests/tools .p2p-venv/bin/python -m bench.gateways`.
+"""How much a stream carries by each way between two gateways, beside plain TCP, and what a gateway takes of
+memory: `PYTHONPATH=tests:tests/tools .p2p-venv/bin/python -m bench.gateways`.
 
 Real processes on loopback: a node's side asks its gateway for a port and sends into it, what is behind the other
-gateway reads. Every byte is copied by as many processes as on the internet; what a link or a router takes is not here.
+gateway reads. Every byte is copied by as many processes as on the internet; what a link or a router takes is not
+here.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def sink() -> Iterator[str]:
             threading.Thread(target=read, args=(sock,), daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
-    yield "127.0.0.1:{}".format(server.getsockname()[1])
+    yield f"127.0.0.1:{server.getsockname()[1]}"
     server.close()
 
 
