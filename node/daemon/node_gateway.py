@@ -83,7 +83,7 @@ class NodeGateway:
     async def serve_by_relay(self, address: str) -> str:
         """The same, once a relay has a place for this node."""
         process = await self._start()
-        await process.await_place(PLACE_SECONDS)
+        await process.await_place(PLACE_SECONDS, by_relay=True)
         return await process.serve_data(address)
 
     async def offer_relay(self, address: str) -> None:

@@ -165,6 +165,8 @@ class CoordinatorSession:
         if options.leaf or options.advertise or gateway.found is not None or not gateway.run_gateways:
             return ""
         try:
+            if not self.invite.pin:
+                raise Unreachable("what is not encrypted goes through no gateway")
             address = join_host_port(await gateway.serve_by_relay(self._local), PORT)
             identity, words = replace(self._identity, address=address), "the run's gateways pass on what is for it"
         except (MissingPackage, Unreachable) as error:

@@ -120,11 +120,12 @@ class GatewayProcess:
         self.host = (await self._ask(ServeData(address), lasting=True)).value
         return self.host
 
-    async def await_place(self, patience: float) -> None:
-        """Wait until others can reach this gateway. Raises `Unreachable` after `patience` seconds."""
+    async def await_place(self, patience: float, by_relay: bool = False) -> None:
+        """Wait until others can reach this gateway; `by_relay`: that it listens is not enough. Raises
+        `Unreachable` after `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
-                said = (await self._ask(AwaitPlace())).value.split()
+                said = (await self._ask(AwaitPlace(by_relay))).value.split()
         except TimeoutError:
             raise Unreachable(f"no relay of the run had a place for {patience:g} s") from None
         if self._offer is not None and said:

@@ -206,8 +206,8 @@ class Gateway:
             case UseGateways(multiaddrs):
                 self._use(multiaddrs)
                 return Reply(question.number)
-            case AwaitPlace():
-                if not self._swarm.multiaddrs:
+            case AwaitPlace(by_relay):
+                if by_relay or not self._swarm.multiaddrs:
                     await self._relaying.held.wait()
                 return Reply(question.number, "\n".join(self._swarm.multiaddrs))
             case RelayWithin(streams, rate):

@@ -37,7 +37,9 @@ class UseGateways(msgspec.Struct, frozen=True, tag=True):
 
 
 class AwaitPlace(msgspec.Struct, frozen=True, tag=True):
-    """Answered when others can reach this gateway: through a relay, or because it listens."""
+    """Answered when others can reach this gateway: through a relay, or, if that is enough, because it listens."""
+
+    by_relay: bool = False
 
 
 class RelayWithin(msgspec.Struct, frozen=True, tag=True):

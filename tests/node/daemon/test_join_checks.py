@@ -97,21 +97,26 @@ def test_a_node_that_peers_cannot_dial_is_warned_and_goes_on(
 PLACE = "/ip4/203.0.113.7/tcp/4701/p2p/12D3KooWAhYiUJLCTg3PuwTMd1Vv7TRrQGMrFLXcvYXRShTqnDAC"
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at the join", "later"])
-def test_a_node_that_peers_cannot_dial_is_a_leaf_where_the_run_has_a_gateway_and_it_lacks_the_package(
-    late: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("late", "encrypted"), [(False, True), (True, True), (False, False)])
+def test_a_node_that_peers_cannot_dial_is_a_leaf_where_the_run_has_a_gateway_and_it_may_have_none(
+    late: bool,
+    encrypted: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    certificate = load_or_make(tmp_path) if encrypted else None
     monkeypatch.setattr(join_checks, "is_loopback", lambda host: False)
     monkeypatch.setattr(extras, "installed", lambda package: package != "hivemind")
     (folder := tmp_path / "node").mkdir()
     rejoined = list[bool]()
 
     async def story() -> None:
-        async with coordinator(tmp_path, RUN) as c:
+        async with coordinator(tmp_path, RUN, certificate) as c:
             if not late:
                 write_gateways(tmp_path, "one", [PLACE])
                 await until(lambda: c.plane.gateways.told)
-            invite = Invite(c.address, "reef", c.token)
+            invite = Invite(c.address, "reef", c.token, certificate.pin if certificate else NO_PIN)
             options = JoinOptions(folder, "127.0.0.1:0", "", "ada", 1.0)
             async with CoordinatorSession.opened(invite, NodeConfig(), options, NothingToFetch()) as member:
                 await member.join()
@@ -136,7 +141,8 @@ def test_a_node_that_peers_cannot_dial_is_a_leaf_where_the_run_has_a_gateway_and
 
     asyncio.run(story())
     [words] = said(caplog, ".*so it is a leaf, and dials the others")
-    assert "a gateway needs hivemind, not installed here" in words and '".[p2p]"' in words
+    why = "a gateway needs hivemind, not installed here" if encrypted else "what is not encrypted goes through no"
+    assert why in words and ('".[p2p]"' in words) is encrypted
 
 
 def test_of_a_coordinator_on_this_machine_nothing_is_asked(
