@@ -62,8 +62,14 @@ HARNESS_PIP := .harness-venv/bin/pip install --quiet --constraint constraints.tx
 	touch $@
 
 # Gateways with the real libp2p, in an environment of its own. The networks behind NATs take root, ip and nft.
+# Then the tests of the data plane, of reduces and of recoveries, with each connection through two gateways.
 p2p: .p2p-venv/installed
 	.p2p-venv/bin/pytest --durations 5 -m "long or not long" tests/p2p
+	PYTHONPATH=tests .p2p-venv/bin/pytest -p p2p.over_gateways --timeout 120 $(OVER_GATEWAYS)
+
+OVER_GATEWAYS := tests/node/recovery $(addprefix tests/comm/transport/test_,data_plane.py peer_links.py pieces.py \
+    leaf_relay.py broken_links.py identity.py tls.py chunk_slots.py) $(addprefix tests/comm/allreduce/test_reduction, \
+    .py _deaths.py _plans.py _levels.py)
 
 P2P_PIP := .p2p-venv/bin/pip install --quiet --constraint constraints.txt
 .p2p-venv/installed: pyproject.toml constraints.txt

@@ -331,8 +331,8 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
     HTTP_URL is as for `atoll status`. An owner is the name of an invite (`atoll invite --name`); a node is known
     by its key, whatever it calls itself.
     """
-    limit = "" if all_ or as_json else f"?limit={MEMBERS_SHOWN}"
-    said = fetch(f"{page_address(http_url, state_dir)}/api/contributions{limit}")
+    url = f"{page_address(http_url, state_dir)}/api/contributions"
+    said = all_accounts(url) if all_ or as_json else fetch(f"{url}?limit={MEMBERS_SHOWN}")
     if as_json:
         click.echo(json.dumps(said))
         return
@@ -347,6 +347,18 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
             Console().print(table)
         if more := said[f"{what}_total"] - len(said[what]):
             click.echo(f"and {more} more: --all shows them")
+
+
+def all_accounts(url: str) -> dict[str, Any]:
+    """The answer of `/api/contributions` with all accounts, asked for page by page."""
+    said: dict[str, Any] = fetch(url)
+    while page := max(len(said["owners"]), len(said["nodes"])):
+        more = fetch(f"{url}?offset={page}")
+        if not more["owners"] and not more["nodes"]:
+            break
+        for what in ("owners", "nodes"):
+            said[what] += more[what]
+    return said
 
 
 def page_address(http_url: str, state_dir: Path | None) -> str:

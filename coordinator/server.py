@@ -20,7 +20,7 @@ from atoll.comm.config.security import PrivateAddresses, TlsMode
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
-from atoll.comm.gateway_note import GatewayNote, write_note
+from atoll.comm.gateway_note import GatewayNote
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.invite import DHT, Invite, join_host_port, split_host_port
 from atoll.comm.transport.certificates import load_or_make
@@ -92,9 +92,9 @@ async def _serve(
 
     private = await asyncio.to_thread(private_addresses, config, options)
     plane = ControlPlane(config, journal, tell, certificate, private)
-    address, local = _listen(plane, options)
+    address = _listen(plane, options)
     incarnation = plane.event_loop.state.incarnation + 1  # that is about to begin
-    write_note(options.state_dir, GatewayNote(config.name, address, local, incarnation))
+    plane.gateways.describe(GatewayNote(config.name, address, plane.entrance, incarnation))
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
     page = uvicorn.Server(
@@ -211,16 +211,15 @@ def private_addresses(config: RunConfig, options: ServerOptions) -> bool:
     return host in ("", "0.0.0.0", "::") or is_local_host(host)
 
 
-def _listen(plane: ControlPlane, options: ServerOptions) -> tuple[str, str]:
-    """Bind the control plane; return the address that join URLs carry, and the one that this machine dials."""
+def _listen(plane: ControlPlane, options: ServerOptions) -> str:
+    """Bind the control plane; return the address that join URLs carry."""
     host, port = split_host_port(options.listen, "--listen")
     bound = plane.listen(join_host_port(host, port))
     if options.advertise:
         split_host_port(options.advertise, "--advertise")
     if not options.advertise and host in ("", "0.0.0.0", "::"):
         log.warning("join URLs name 127.0.0.1, good for this machine only: give --advertise HOST:PORT for others")
-    local = join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
-    return options.advertise or local, local
+    return options.advertise or join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
 
 
 @contextmanager

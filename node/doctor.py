@@ -26,6 +26,7 @@ from atoll.node.checks.reach import (
     invite_check,
     rate_checks,
     reach_check_alone,
+    reached_otherwise,
     sight_of,
     unreachable,
 )
@@ -124,7 +125,7 @@ async def coordinator_checks(
                 *doings(sight.run, config, state_dir, invite),
             ):
                 yield check
-            yield await reach_check_alone(client, invite, listening)
+            yield reached_otherwise(await reach_check_alone(client, invite, listening), sight)
             async for check in rate_checks(client, sight.run, sight.members + 1, config):
                 yield check
     except (Unreachable, Refused) as error:

@@ -110,7 +110,7 @@ DOORS: dict[str, str] = {
     "coordinator.door": "front_door ports",
     "coordinator.history": "record_archive record_codec record_store segment series",
     "coordinator.placement": "bandwidth_shares two_level",
-    "coordinator.state_machine": "conduct events members rollback run_layout state step weights",
+    "coordinator.state_machine": "conduct credit events members rollback run_layout state step weights",
     "coordinator.service": "control_plane event_loop invites journal run_records telemetry",
     "coordinator.monitor": "blame contributions http terminal wandb_logger",
     "node": "config devices engine_check memory preflight settings state_files top trainer_channel",

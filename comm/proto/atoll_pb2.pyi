@@ -89,6 +89,7 @@ class JoinReply(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     MARK_FIELD_NUMBER: _builtins.int
     DATA_KEY_NUMBER_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     session: _builtins.str
     run: _builtins.str
@@ -104,6 +105,10 @@ class JoinReply(_message.Message):
     """of the run, for ever: what is kept of it is told from others' by this"""
     data_key_number: _builtins.int
     """how many were expelled before it: each time it changes"""
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """multiaddrs by which the run's members can be reached who cannot be dialled"""
+
     def __init__(
         self,
         *,
@@ -116,10 +121,11 @@ class JoinReply(_message.Message):
         address: _builtins.str = ...,
         mark: _builtins.bytes = ...,
         data_key_number: _builtins.int = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config", b"config", "data_key", b"data_key", "data_key_number", b"data_key_number", "heartbeat", b"heartbeat", "mark", b"mark", "node_id", b"node_id", "run", b"run", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config", b"config", "data_key", b"data_key", "data_key_number", b"data_key_number", "gateways", b"gateways", "heartbeat", b"heartbeat", "mark", b"mark", "node_id", b"node_id", "run", b"run", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,6 +173,7 @@ class HeartbeatRequest(_message.Message):
     TRAINER_RSS_BYTES_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     SAVES_BYTES_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -197,6 +204,8 @@ class HeartbeatRequest(_message.Message):
     """why the node may take no inner steps for now: a `PauseReason` (comm/pause_reasons.py); 0: it may"""
     saves_bytes: _builtins.bool
     """nor does it exchange anything with peers for now: no plan is to name it"""
+    relay: _builtins.str
+    """multiaddr at which the node's gateway passes on what others send each other; empty: it does not"""
     def __init__(
         self,
         *,
@@ -219,10 +228,11 @@ class HeartbeatRequest(_message.Message):
         trainer_rss_bytes: _builtins.int = ...,
         pause: _builtins.int = ...,
         saves_bytes: _builtins.bool = ...,
+        relay: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "saves_bytes", b"saves_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "relay", b"relay", "round", b"round", "rss_bytes", b"rss_bytes", "saves_bytes", b"saves_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -934,6 +944,7 @@ class Ack(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """false: the session is no longer a member's; join again"""
     reason: _builtins.str
@@ -941,6 +952,10 @@ class Ack(_message.Message):
     """of the coordinator"""
     version: _builtins.int
     """of the node's latest view: one that has an older one should open its stream again"""
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the run, now: to a heartbeat"""
+
     def __init__(
         self,
         *,
@@ -948,10 +963,11 @@ class Ack(_message.Message):
         reason: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         version: _builtins.int = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "known", b"known", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "incarnation", b"incarnation", "known", b"known", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from atoll.coordinator.monitor.contributions import contributions
+from atoll.coordinator.monitor.contributions import DEFAULT_ACCOUNTS, MAX_ACCOUNTS, contributions
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.service.telemetry import Vitals
@@ -74,11 +74,15 @@ def app(loop: EventLoop, records: RunRecords, run: str) -> Starlette:
 
     async def api_contributions(request: Request) -> Response:
         try:
-            limit = _number(request.query_params, "limit", 0)
+            limit = _number(request.query_params, "limit", DEFAULT_ACCOUNTS)
+            offset = _number(request.query_params, "offset", 0)
+            if not limit:
+                raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_ACCOUNTS}")
         except ValueError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
         async with reading:
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(contributions(loop.state, run, limit)))
+            said = await asyncio.to_thread(contributions, loop.state, run, limit, offset)
+            body = msgspec.json.encode(said)
         return Response(body, media_type="application/json")
 
     async def metrics_(_: Request) -> Response:

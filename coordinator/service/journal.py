@@ -98,7 +98,7 @@ class Journal:
     def __init__(self, directory: Path, lock: bool = True) -> None:
         """Open or create the journal in `directory`; `lock` says that this is the coordinator itself."""
         self._turn = threading.RLock()
-        self._path = path = directory / "journal.sqlite"
+        self.directory, self._path = directory, (path := directory / "journal.sqlite")
         with ExitStack() as opened, _in_sentences(path):
             directory.mkdir(parents=True, exist_ok=True)
             if lock:

@@ -36,6 +36,7 @@ from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.refusals import barred, status_of
 from atoll.coordinator.service.report_limits import REPORT_BYTES, ReportBytes, check_entries
+from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
@@ -68,6 +69,7 @@ class CoordinatorService:
         door: FrontDoor,
         run: str,
         keys: DataKeys,
+        gateways: RunGateways,
         tls: bool = False,
         private_addresses: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -75,7 +77,7 @@ class CoordinatorService:
         """`clock`: seconds, by which limits count."""
         self._event_loop, self._views, self._journal, self._metrics = event_loop, views, journal, metrics
         self._door, self._clock = door, clock
-        self._run, self._keys, self._tls = run, keys, tls
+        self._run, self._keys, self._gateways, self._tls = run, keys, gateways, tls
         self._sessions = SessionDirectory(event_loop.state.members)
         self._private_addresses = private_addresses
         self._layouts = LayoutRule(event_loop.state.config)
@@ -155,6 +157,7 @@ class CoordinatorService:
             mark=self._keys.mark,
             heartbeat=heartbeat_interval(config.members, len(state.members.here)),
             address=address,
+            gateways=self._gateways.told,
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
@@ -189,7 +192,11 @@ class CoordinatorService:
         )
         self._event_loop.heartbeat(beat)
         self._metrics.heartbeats.inc()
-        return self._ack(request.session)
+        hosts = self._door.origin(context.peer()).host, host_of_address(member.address)
+        self._gateways.offer(member.node, request.relay, hosts)
+        ack = self._ack(request.session)
+        ack.gateways.extend(self._gateways.told)
+        return ack
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
@@ -408,6 +415,11 @@ async def public_address(address: str) -> str:
     except (OSError, TimeoutError) as error:
         raise ValueError(f"the data-plane address {address} leads nowhere ({error}): give another") from None
     return join_host_port(str(found[0][1][0]), port)
+
+
+def host_of_address(address: str) -> str:
+    """The host in a member's address."""
+    return split_host_port(address, "a member's address")[0]
 
 
 def heartbeat_interval(limits: MembersConfig, members: int) -> float:

@@ -52,6 +52,7 @@ class RunSight:
     private: bool  # nodes may have addresses of private networks
     seconds: float  # of the shortest call
     clock_ahead: float  # seconds that this machine's clock is ahead of the coordinator's, by that call
+    gateways: tuple[str, ...] = ()  # multiaddrs by which members are reached who cannot be dialled
 
 
 class CheckupClient:
@@ -81,8 +82,8 @@ class CheckupClient:
             if seconds < best:
                 best, ahead = seconds, begun_at + seconds / 2 - reply.time
         run = from_json(reply.config)
-        penalty = reply.penalty, reply.penalty_passes
-        return RunSight(run, reply.members, reply.host, *penalty, reply.private, best, ahead)
+        penalty, ways = (reply.penalty, reply.penalty_passes), tuple(reply.gateways)
+        return RunSight(run, reply.members, reply.host, *penalty, reply.private, best, ahead, ways)
 
     async def dial_back(self, address: str, pin: Pin) -> cp.DialBackReply:
         """Have the coordinator dial this machine's data plane at `address`, host:port, of which the host may be

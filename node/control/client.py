@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
@@ -78,6 +78,8 @@ class ControlClient:
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
         self._away_since: float | None = None  # seconds; when the coordinator stopped answering
         self.session = ""
+        self.relay = ""  # multiaddr at which this node relays; empty: it does not
+        self.on_gateways: Callable[[Sequence[str]], None] | None = None  # told the run's gateways, as they change
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -193,7 +195,7 @@ class ControlClient:
 
     async def heartbeat(self, beat: pb.HeartbeatRequest) -> None:
         """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
-        beat.session = self.session
+        beat.session, beat.relay = self.session, self.relay
         try:
             ack = await self._stub.Heartbeat(beat, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -202,6 +204,8 @@ class ControlClient:
         self._note_answer()
         if not ack.known:
             raise SessionLost(ack.reason)
+        if ack.gateways and self.on_gateways is not None:
+            self.on_gateways(ack.gateways)
         self._check_stream((ack.incarnation, ack.version))
 
     def _check_stream(self, newest: ViewVersion) -> None:

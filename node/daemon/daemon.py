@@ -143,10 +143,10 @@ class Daemon:
 
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
-        plane, rejoined = self._member.plane, partial(self._events.put_nowait, ev.Rejoined())
-        self._manners.attach(lambda: plane.bytes_up + plane.bytes_down, self._events.put_nowait, self._obey)
-        memory = self._memory
-        self._manners.watch_memory(memory.demand_fit, memory.bytes, lambda: self._spawn(self._take_less_memory()))
+        rejoined = partial(self._events.put_nowait, ev.Rejoined())
+        self._manners.attach(self._member.exchanged, self._events.put_nowait, self._obey)
+        memory, manners = self._memory, self._manners
+        manners.watch_memory(memory.demand_fit, memory.bytes, lambda: self._spawn(self._take_less_memory()))
         session = self._member.maintain(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -158,6 +158,9 @@ class Daemon:
                     self._manners.run(),
                 ):
                     self._tasks.create_task(work)
+                if self._config.relay:
+                    relaying = self._member.relay_for_others(lambda: self._config, lambda: manners.saves_bytes)
+                    self._spawn(relaying)
                 if self._options.checks:
                     self._spawn(look_around(self._member, rates=not self._manners.counts_bytes))
                 await self._over.wait()

@@ -15,7 +15,7 @@ from atoll.comm.invite import Invite, split_host_port
 from atoll.node.checks.check import Check
 from atoll.node.checks.machine import machine_checks
 from atoll.node.checks.needs import doings, size_checks
-from atoll.node.checks.reach import clock_check, rate_checks, reach_check
+from atoll.node.checks.reach import Unreached, clock_check, rate_checks, reach_check
 from atoll.node.config import NodeConfig
 from atoll.node.control.checkup import CheckupClient
 from atoll.node.daemon.session import CoordinatorSession
@@ -47,18 +47,27 @@ async def look_around(member: CoordinatorSession, rates: bool = True) -> None:
     if is_loopback(split_host_port(member.invite.address, "the join URL's address")[0]):
         return
     try:
-        await ask_around(member, rates)
+        unreached = await ask_around(member, rates)
+        if unreached is not None and not member.gateway.run_gateways:
+            await member.gateway.known.wait()  # the operator starts one
+            await _reached_otherwise(member, unreached)
     except Exception:
         log.exception("the way to the coordinator is not known: a fault of this node")
 
 
-async def ask_around(member: CoordinatorSession, rates: bool = True) -> None:
+async def ask_around(member: CoordinatorSession, rates: bool = True) -> Unreached | None:
     """Say whether the coordinator can dial this node, whose clock is wrong, how fast the link is, and how long an
-    exchange will take."""
+    exchange will take. Returns that it cannot be dialled, where no other way was found either."""
+    unreached = None
     try:
         async with CheckupClient.opened(member.invite, member.control.session, member.options.role) as client:
             if not member.options.leaf:
-                _tell(await reach_check(client, member.address, member.plane.pin))
+                reach = await reach_check(client, member.address, member.plane.pin)
+                unreached = reach if isinstance(reach, Unreached) else None
+                if unreached is not None and await _reached_otherwise(member, unreached):
+                    unreached = None
+                else:
+                    _tell(reach)
             sight = await client.look(LATER_LOOKS)
             clock = clock_check(sight)
             if clock.remedy:
@@ -68,6 +77,14 @@ async def ask_around(member: CoordinatorSession, rates: bool = True) -> None:
                     _tell(check)
     except AtollError as error:
         log.info("the way to the coordinator is not known: %s", error)
+    return unreached
+
+
+async def _reached_otherwise(member: CoordinatorSession, unreached: Check) -> bool:
+    """Whether something has become of a node that nobody can dial; it is said."""
+    if words := await member.find_another_way():
+        log.info("%s, so %s", unreached, words)
+    return bool(words)
 
 
 def _tell(check: Check) -> None:

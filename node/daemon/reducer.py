@@ -77,8 +77,7 @@ class Reducer:
                 return
             try:
                 self._takes_part = True
-                plane = self._member.plane
-                self._manners.attach(lambda: plane.bytes_up + plane.bytes_down, self._pause, self._obey)
+                self._manners.attach(self._member.exchanged, self._pause, self._obey)
                 verbs = self._manners.verbs | {"finish": self._finish}
                 async with control_socket.serve(self._options.state_dir, self.status, self._over.set, verbs):
                     await self._live()
@@ -96,6 +95,7 @@ class Reducer:
     async def _live(self) -> None:
         """The session with the coordinator until the run, or this node, is over."""
         looking = asyncio.create_task(self._look())
+        relaying = asyncio.create_task(self._relay())
         compiling = asyncio.create_task(self._compile())
         session = asyncio.create_task(self._member.maintain(self._begin_anew, self._watch, self._beat))
         obeying = asyncio.create_task(self._manners.run())
@@ -103,9 +103,9 @@ class Reducer:
         try:
             await asyncio.wait((session, over), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (over, session, compiling, looking, obeying):
+            for task in (over, session, compiling, looking, relaying, obeying):
                 task.cancel()
-            ended = await asyncio.gather(session, compiling, looking, obeying, return_exceptions=True)
+            ended = await asyncio.gather(session, compiling, looking, relaying, obeying, return_exceptions=True)
         for error in ended:
             if error is not None and not isinstance(error, asyncio.CancelledError):
                 raise error
@@ -113,6 +113,10 @@ class Reducer:
     async def _look(self) -> None:
         if self._options.checks:
             await look_around(self._member, rates=not self._manners.counts_bytes)
+
+    async def _relay(self) -> None:
+        if self._config.relay:
+            await self._member.relay_for_others(lambda: self._config, lambda: self._manners.saves_bytes)
 
     async def _compile(self) -> None:
         """Make the kernels once, while views come in: a member that opens no stream is taken for dead. A node that

@@ -34,7 +34,13 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, Refused
 from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
-from atoll.comm.peer_names import host_of_peer, is_peer_host, peer_of_host, peer_of_multiaddr
+from atoll.comm.peer_names import (
+    host_and_port_of_multiaddr,
+    host_of_peer,
+    is_peer_host,
+    peer_of_host,
+    peer_of_multiaddr,
+)
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
@@ -311,12 +317,18 @@ def record_examples() -> list[bytes]:
 
 def stream_examples() -> list[bytes]:
     asked = StreamHeader(Purpose.RELAY, Service.DATA, PEER)
-    return [write_header(header) for header in (asked, StreamHeader(Purpose.HOLD))]
+    passed = StreamHeader(Purpose.PASS, Service.PUNCH)
+    return [write_header(header) for header in (asked, passed, StreamHeader(Purpose.HOLD))]
 
 
 def named_peer(data: bytes) -> None:
     text = data.decode(errors="replace")
     (peer_of_host if is_peer_host(text) else peer_of_multiaddr)(text)
+
+
+def multiaddr(data: bytes) -> None:
+    host, port = host_and_port_of_multiaddr(data.decode(errors="replace"))
+    assert host and 0 < port < 1 << 16
 
 
 PEER_NAMES = [
@@ -348,6 +360,7 @@ DECODERS: dict[str, Decoder] = {
     "invite": Decoder(invited, (ConfigError,), lambda: [b"atoll://token:" + b"a" * 52 + b"@10.0.0.1:4700/reef"]),
     "coordinator-record": Decoder(open_record, (BadRecord,), record_examples),
     "gateway-stream": Decoder(read_header, (BadHeader,), stream_examples),
+    "multiaddr": Decoder(multiaddr, (ValueError,), lambda: PEER_NAMES),
     "peer-name": Decoder(named_peer, (ValueError,), lambda: PEER_NAMES),
     "signature": Decoder(signature, (), signature_examples),
     "run-config": Decoder(run_config, (ConfigError,), lambda: [run.to_json(RunConfig(name="reef"))]),

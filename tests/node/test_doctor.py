@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from control_nodes import Coordinator, coordinator
 
+from atoll.comm import extras
 from atoll.comm.config.load import load_dataclass
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.round_time import exchanged_bytes
@@ -26,7 +28,7 @@ from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.service import checkup
 from atoll.node import devices
 from atoll.node.checks.check import Check
-from atoll.node.checks.reach import Listening, clock_check
+from atoll.node.checks.reach import Listening, Unreached, clock_check, reached_otherwise
 from atoll.node.config import NodeConfig
 from atoll.node.control.checkup import RunSight
 from atoll.node.daemon.state_dir import save_session
@@ -224,6 +226,24 @@ def test_a_clock_that_is_wrong_is_told_for_what_it_is_needed(ahead: float, ok: b
     found = clock_check(RunSight(RUN, 1, "127.0.0.1", "", False, True, 0.2, ahead))
     assert found.ok is ok and remedy in found.remedy and bool(found.remedy) is bool(remedy)
     assert ("ahead of" if ahead > 0 else "behind") in found.found
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_machine_that_nobody_can_dial_does_where_the_run_has_gateways(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "installed", lambda package: installed)
+    sight = RunSight(RUN, 1, "203.0.113.7", "", False, False, 0.2, 0.0)
+    for check in (
+        Check("reach", True, "the coordinator dialled it"),
+        Check("reach", False, "not its own", "--leaf"),
+    ):
+        assert reached_otherwise(check, replace(sight, gateways=("/ip4/...",))) is check
+    unreached = Unreached("reach", False, "peers cannot dial this machine", "forward a port")
+    assert reached_otherwise(unreached, sight) is unreached
+    found = reached_otherwise(unreached, replace(sight, gateways=("/ip4/...",)))
+    assert found.ok and ("gateways will pass on" in found.found) is installed
+    assert ('".[p2p]"' in found.remedy) is not installed
 
 
 def test_a_command_says_so_too(tmp_path: Path) -> None:

@@ -203,6 +203,9 @@ def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_p
             one = json.loads((await get(c, "/api/contributions?limit=1"))[1])
             assert len(one["nodes"]) == 1 and one["nodes_total"] == 2
             assert (await get(c, "/api/contributions?limit=-1"))[0] == 400
+            assert (await get(c, "/api/contributions?limit=0"))[0] == 400
+            two = json.loads((await get(c, "/api/contributions?limit=1&offset=1"))[1])
+            assert one["nodes"] + two["nodes"] == said["nodes"] and not two["owners"]
 
             total = f"{2 * each:,} tokens in 1 round"
             assert contribution_summary(said) == f"run reef: {total}, of 1 owner with 2 nodes"
@@ -213,6 +216,18 @@ def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_p
             assert "the institute" in text and "50.0 %" in text and f"ada ({ada.node})" in text
 
     asyncio.run(story())
+
+
+def test_no_answer_has_more_accounts_than_one_may_and_pages_have_each_of_them_once() -> None:
+    works = [Work(f"key {n}", NodeId(f"n{n}"), "ada", f"owner {n % 3}", 1 + n % 7) for n in range(2500)]
+    state = State(RunConfig(), credit=credit.enter(CreditBook(), 1, works, 0))
+    first = contributions(state, "reef")
+    assert (len(first["nodes"]), first["nodes_total"]) == (200, 2500)
+    pages = [contributions(state, "reef", 10**6, offset)["nodes"] for offset in (0, 1000, 2000, 3000)]
+    assert [len(page) for page in pages] == [1000, 1000, 500, 0]
+    assert len({account["node_id"] for page in pages for account in page}) == 2500
+    tokens = [account["tokens"] for page in pages for account in page]
+    assert tokens == sorted(tokens, reverse=True)
 
 
 def test_names_of_accounts_are_text_in_a_terminal_too() -> None:

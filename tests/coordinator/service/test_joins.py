@@ -60,7 +60,9 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
         async with coordinator(tmp_path) as c:
             loop, metrics = c.event_loop, c.plane.metrics
             edge = rpc.CoordinatorService(
-                loop, c.plane.views, c.journal, metrics, c.plane.door, "reef", DataKeys(b"secret")
+                *(loop, c.plane.views, c.journal, metrics, c.plane.door, "reef"),
+                DataKeys(b"secret"),
+                c.plane.gateways,
             )
             begun, may_end, append = threading.Event(), threading.Event(), c.journal.append
 
@@ -237,6 +239,7 @@ def test_joins_by_one_key_are_limited_and_leave_one_session(tmp_path: Path) -> N
             edge = rpc.CoordinatorService(
                 *(c.event_loop, c.plane.views, c.journal, c.plane.metrics, c.plane.door, "reef"),
                 DataKeys(b"secret"),
+                c.plane.gateways,
                 clock=lambda: now,
             )
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from atoll.comm import log
-from atoll.comm.invite import Invite
-from atoll.node.gateway.client import gateway_words
+from atoll.node.gateway.client import RelayOffer, gateway_words
 
-INVITE = Invite("dht/ip4/203.0.113.7/tcp/4701/p2p/PEER", "reef", "token")
+GATEWAY = "/ip4/203.0.113.7/tcp/4701/p2p/PEER"
 
 
 def test_beside_a_node_that_logs_to_a_file_it_has_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "_file", Path("/s/logs/node.log"))
-    assert "--log-file=/s/logs/node-gateway.log" in gateway_words(INVITE, Path("/s/gateway"), 7)
+    assert "--log-file=/s/logs/node-gateway.log" in gateway_words(Path("/s/gateway"), 7)
     monkeypatch.setattr(log, "_file", None)
-    words = gateway_words(INVITE, Path("/s/gateway"), 7)
-    assert words[5:] == ["--state-dir=/s/gateway", "--wire=7", f"--peer={INVITE.rendezvous[0]}"]
+    words = gateway_words(Path("/s/gateway"), 7, [GATEWAY], 8, RelayOffer("203.0.113.9", 4711))
+    own = ["--listen=/ip4/0.0.0.0/tcp/4711", "--announce=/ip4/203.0.113.9/tcp/4711", "--relay"]
+    assert words[5:] == ["--state-dir=/s/gateway", "--wire=7", f"--peer={GATEWAY}", "--entrance=8", *own]
 
 
 def test_its_command_takes_the_daemons_option(tmp_path: Path) -> None:
