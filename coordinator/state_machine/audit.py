@@ -41,8 +41,9 @@ from atoll.coordinator.state_machine.audit_voices import (
     two_receipts,
     voice_of,
 )
-from atoll.coordinator.state_machine.conduct import charge, identity, may_own
+from atoll.coordinator.state_machine.conduct import charge, identity, may_own, strike_part
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note
+from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS
 from atoll.coordinator.state_machine.state import Audit, Phase, RoundState, State, fail_attempt, order, with_round
 
 AUTO_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds, in 98 % of 20
@@ -196,6 +197,16 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
 # The clock, and the verdict
 
 
+def give_time_anew(state: State, now: float) -> State:
+    """Let those who have not answered have their time from `now` on: nobody could tell the coordinator anything."""
+    r = state.round
+    audits = {
+        c: replace(a, named={n: until if n in a.voices else now + a.seconds + RECONNECT_GRACE_SECONDS for n, until in a.named.items()})
+        for c, a in r.audits.items()
+    }
+    return with_round(state, replace(r, audits=audits)) if audits else state
+
+
 def advance(state: State, now: float, out: list[Effect]) -> State:
     """Close the audits that are over; name other auditors in the place of those that do not answer."""
     for audit in state.round.audits.values():
@@ -225,12 +236,13 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         named = {n: until for n, until in audit.named.items() if n not in gone and n not in late}
         silent = audit.silent | gone | late
         longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * AUDITORS else 1.0
-        seconds = min(longer * audit.seconds, state.config.rounds.reduce_timeout)
+        waited, seconds = audit.seconds, min(longer * audit.seconds, state.config.rounds.reduce_timeout)
         audit = replace(audit, named=named, silent=silent, seconds=seconds)
         state = _put(state, audit)
         for node in sorted(late, key=order):
             sentence = f"it did not answer an audit of chunk {audit.chunk} in time"
-            state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+            part = strike_part(state, waited + REPORT_SECONDS)
+            state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
         if state.round.audits.get(audit.chunk) is not audit:
             return state
     doubt = any(event.digest != audit.digest for event in audit.voices.values())
@@ -353,7 +365,8 @@ def _without(state: State, audit: Audit, place: int, most: bool, now: float, out
     if node in ledger.contributions and node != audit.owner:
         state = with_round(state, replace(state.round, ledger=book.withdraw(ledger, node)))
     if most:
-        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+        part = strike_part(state, audit.seconds + REPORT_SECONDS)
+        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
     else:
         out.append(
             Note(f"round {r.number}: {state.name(node)} showed some auditors nothing of chunk {audit.chunk}", node)

@@ -21,6 +21,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardNobody:
+    """The coordinator could hear nobody for a while: it was stopped, its disk was full, or its port answers no
+    calls."""
+
+    seconds: float = 0.0  # that it stood still; 0: its port answers no calls
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A node was admitted, for the first time or again under its old id."""
 
@@ -344,6 +352,7 @@ class Tick:
 
 Event = (
     Started
+    | HeardNobody
     | Joined
     | Connected
     | Disconnected

@@ -279,7 +279,7 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
     """Decide until when the round waits for `late`: whose pace makes it within the grace has made it then."""
     r, rounds, here = state.round, state.config.rounds, state.members.here
     assert r.reached_at is not None
-    inner = _inner_time(state)
+    inner = state.inner_time
     most = r.reached_at + rounds.grace * inner
     last, until = late[0], r.reached_at
     soon = -inf
@@ -290,13 +290,6 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
             last, soon = node, expected
             until = min(most, soon + 0.1 * inner)
     return Grace(last, until)
-
-
-def _inner_time(state: State) -> float:
-    """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well."""
-    r, here = state.round, state.members.here
-    paces = [here[n].pace for n in r.reached if n in here and here[n].pace]
-    return state.steps / median(paces) if paces else 0.0
 
 
 def _close(state: State, now: float, why: str) -> State:
@@ -370,7 +363,7 @@ def collect_deadline(state: State, late: list[NodeId]) -> float:
     round does not stand still for longer than its grace, for nothing is lost: their work counts in the next one.
     """
     r, rounds, here = state.round, state.config.rounds, state.members.here
-    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, rounds.grace * _inner_time(state)))
+    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, rounds.grace * state.inner_time))
     steps = [2 / here[n].pace if here[n].pace else (0.0 if here[n].missed else most) for n in late]
     measured = 3 * median(r.answers or (0.0,)) + max(steps)
     return r.asked_at + min(most, max(MIN_COLLECT_SECONDS, measured))
