@@ -274,9 +274,8 @@ def _deny(at: At, view: pb.View, out: list[Effect]) -> None:
 
 
 def _in_new_session(state: State, out: list[Effect]) -> State:
-    if isinstance(state.outer, At):
-        if state.outer.digest:
-            out.append(ReportState(state.outer.round, state.outer.digest))  # before the layout: it has said all then
+    if isinstance(state.outer, At) and state.outer.digest:
+        out.append(ReportState(state.outer.round, state.outer.digest))  # before the layout: then it has said all
     if state.layout is not None and not isinstance(state.trainer, Down):
         out.append(ReportLayout(state.layout))
     reduced = state.reduced
