@@ -28,6 +28,7 @@ anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong 
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from atoll.comm.bitmap import places
 from atoll.comm.digest import digest
 from atoll.comm.evidence import Evidence, Offence
 from atoll.comm.ids import NodeId
@@ -133,13 +134,13 @@ def _seconds(state: State, c: int, now: float) -> float:
 
 
 def _name(state: State, audit: Audit, count: int, now: float) -> Audit:
-    """Name auditors until there are so many that have answered or may; of those who were silent lately only as
-    many as a conviction needs."""
+    """Name auditors until there are so many that have answered or may; of those who were silent lately, or whose
+    links are too slow for it, only as many as a conviction needs."""
     able = _able(state) - {audit.owner} - audit.silent - audit.named.keys()
     by_lot = sorted(able, key=lambda n: _lot(state, b"auditor", audit.chunk, n))
-    mute = [n for n in by_lot if _was_silent(state, n)]
-    chosen = [n for n in by_lot if n not in mute][: max(count - len(audit.named), 0)]
-    chosen += mute[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
+    unlikely = [n for n in by_lot if _was_silent(state, n) or _is_too_slow(state, audit, n)]
+    chosen = [n for n in by_lot if n not in unlikely][: max(count - len(audit.named), 0)]
+    chosen += unlikely[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
     until = now + audit.seconds + REPORT_SECONDS
     return replace(audit, named=audit.named | dict.fromkeys(chosen, until))
 
@@ -149,6 +150,13 @@ def _was_silent(state: State, node: NodeId) -> bool:
     record = state.conduct.strikes.get(identity(state, node))
     last = None if record is None else record.latest.get(Offence.SILENT)
     return last is not None and state.round.number - last < MUTE_ROUNDS
+
+
+def _is_too_slow(state: State, audit: Audit, node: NodeId) -> bool:
+    """Whether the node's link, as far as it is known, does not bring it the chunk's inputs in time."""
+    down = state.members.here[node].rates[1]
+    size = state.chunks.size(audit.chunk) * state.config.reduce.bytes_per_element
+    return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds
 
 
 def _put(state: State, audit: Audit) -> State:

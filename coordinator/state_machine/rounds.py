@@ -38,6 +38,7 @@ ASIDE_REASON = "its work is not taken for now, for what is held against it (atol
 MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
 MANY_LATE = 20  # members
 MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
+MAX_COLLECT_SHARE = 0.1  # of the quorum's inner time: how long the others, who have stopped, wait at most
 
 
 def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
@@ -360,10 +361,12 @@ def collect_deadline(state: State, late: list[NodeId]) -> float:
     """The time, in seconds, from which the round no longer waits for `late`, who were told to finish.
 
     By what was measured they have two inner steps at their pace, and three times what the others took; but the
-    round does not stand still for longer than its grace, for nothing is lost: their work counts in the next one.
+    round does not stand still for longer than its grace, nor than a tenth of its inner time, for nothing is lost:
+    their work counts in the next one.
     """
     r, rounds, here = state.round, state.config.rounds, state.members.here
-    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, rounds.grace * state.inner_time))
+    share = min(rounds.grace, MAX_COLLECT_SHARE)
+    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, share * state.inner_time))
     steps = [2 / here[n].pace if here[n].pace else (0.0 if here[n].missed else most) for n in late]
     measured = 3 * median(r.answers or (0.0,)) + max(steps)
     return r.asked_at + min(most, max(MIN_COLLECT_SECONDS, measured))

@@ -255,6 +255,22 @@ def test_a_mute_auditor_holds_a_round_up_for_a_few_seconds_and_is_not_named_agai
         assert len(audits) == again.chunks and all(N3 not in a.named and len(a.named) == 2 for a in audits)
 
 
+def test_who_is_too_slow_for_an_audit_is_not_named_where_there_are_others() -> None:
+    for slow in ["n3"], ["n3", "n4", "n5", "n6", "n7", "n8"]:
+        world = AuditWorld(b"nonce", audit="1000")
+        rates = dict.fromkeys(world.state.members.here, 100.0) | dict.fromkeys(map(NodeId, slow), 1.0)
+        here = {
+            n: replace(m, up=rates[n], down=rates[n], seen_up=rates[n], seen_down=rates[n])  # 8 bytes take it 8 s
+            for n, m in world.state.members.here.items()
+        }
+        world.state = replace(world.state, members=replace(world.state.members, here=here))
+        for event in list(world.due()):
+            world.feed(event)
+        audits = world.state.round.audits.values()
+        assert any(n in audit.named for audit in audits for n in slow) is (len(slow) > 1)
+        assert all(len(audit.named) == 2 for audit in audits)
+
+
 def test_a_mute_auditor_is_named_where_others_are_too_few() -> None:
     world = AuditWorld(b"nonce", count=3, audit="1000")
     strikes = AuditWorld(b"nonce", liar(3, "mute"), audit="1000").run().state.conduct

@@ -113,6 +113,24 @@ def test_who_says_at_the_last_moment_that_it_holds_the_chunks_is_left_out_after_
     assert set(story.state.conduct.strikes) == {"n1"}
 
 
+def test_who_finishes_its_step_at_the_last_moment_costs_the_others_a_tenth_of_a_round() -> None:
+    story = Story(NAMES, "c", rounds__inner_steps="300", rounds__collect="60", members__stall="1e6")
+    for _ in range(3):
+        began = story.now
+        story.do("wait", ["300"])
+        others = [name for name in NAMES if name != "c"]
+        story.do("reached", others)
+        while story.state.round.phase is Phase.INNER:
+            story.do("wait", ["0.25"])
+        story.do("ready", [*others, "steps=300"])
+        closed = story.now
+        while story.state.round.phase is Phase.COLLECTING:
+            story.do("wait", ["0.25"])
+        assert story.now - closed < 1 + 0.1 * (closed - began)
+        story.do("ready", ["c", "steps=1"])
+        story.reduce()
+
+
 def test_who_falls_silent_in_every_reduce_is_left_out_after_a_few_rounds() -> None:
     story = Story(NAMES, "c")
     took_part = list[bool]()

@@ -11,6 +11,13 @@ MACHINE, VOICES = C + "state_machine/audit.py", C + "state_machine/audit_voices.
 
 MUTATIONS = [
     Mutation(
+        "who is too slow for an audit is named for it",
+        C + "state_machine/audit.py",
+        "return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds",
+        "return False",
+        "tests/coordinator/state_machine/test_audit.py",
+    ),
+    Mutation(
         "the commit waits for no audit",
         C + "state_machine/reduce.py",
         "if everywhere and not r.audits:",
