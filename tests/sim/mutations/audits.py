@@ -114,8 +114,8 @@ MUTATIONS = [
     Mutation(
         "who was silent is named as before",
         MACHINE,
-        "mute = [n for n in by_lot if _was_silent(state, n)]",
-        "mute = list[NodeId]()",
+        "if _was_silent(state, n) or _is_too_slow(state, audit, n)]",
+        "if _is_too_slow(state, audit, n)]",
         AUDIT,
     ),
     Mutation(
