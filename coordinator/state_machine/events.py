@@ -335,6 +335,7 @@ class Expired:
     life: int
     reason: str
     stalled: bool = False  # its trainer hung while the run waited for it
+    silence: float = 0.0  # seconds for which it was not heard
 
 
 @dataclass(frozen=True, slots=True)

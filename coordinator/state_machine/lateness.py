@@ -9,6 +9,9 @@ predicted, and at most, `rounds.reduce_timeout`. Each further attempt of a round
 slow for everybody is no member's fault, and must end in a commit. A prediction knows nothing of a member whose
 link was never measured: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
 
+An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
+(`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`).
+
 Who is late is remembered over rounds (`conduct.charge`), as far as it is certain that it is that member: others
 did the same in time, and the coordinator hears it; and an owner may give a member its chunks one after the other,
 just before it would ask others for them, so that it asks them all before anything is held against it (`to_be_told`).
@@ -42,20 +45,35 @@ def reduce_timeout(state: State) -> float:
     assert r.plan is not None
     if not r.plan.predicted:
         return most
-    one = MIN_TIMEOUT_SECONDS + SECONDS_PER_ELEMENT * state.chunks.numel + PREDICTION_FACTOR * r.plan.predicted
-    return min(most, one * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+    return min(most, _one_stage(state, r.plan.predicted) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+
+
+def patience(state: State, predicted: float) -> float:
+    """Seconds for which the contributions of one member alone may hold up an owner, under a plan that is predicted to
+    take so many, before the owner says so: half of a stage. 0: there is no limit, as the links of some are not
+    known."""
+    if not predicted or _is_unknown(state):
+        return 0.0
+    return min(state.config.rounds.reduce_timeout, _one_stage(state, predicted)) / 2
+
+
+def _one_stage(state: State, predicted: float) -> float:
+    return MIN_TIMEOUT_SECONDS + SECONDS_PER_ELEMENT * state.chunks.numel + PREDICTION_FACTOR * predicted
+
+
+def _is_unknown(state: State) -> bool:
+    """Whether there is a member whose link was never measured, and against whom nothing is held."""
+    here = state.members.here
+    return any(n in here and not here[n].up and consequence(state, n) is None for n in state.round.ledger.members)
 
 
 def is_overdue(state: State, now: float) -> bool:
     """Whether the stage of the attempt in force has taken longer, by `now` in seconds, than it may."""
-    r, here = state.round, state.members.here
-    assert r.plan is not None
-    elapsed = now - r.plan.stage_at
+    assert state.round.plan is not None
+    elapsed = now - state.round.plan.stage_at
     if elapsed <= reduce_timeout(state):
         return False
-    if elapsed > state.config.rounds.reduce_timeout:
-        return True
-    return not any(n in here and not here[n].up and consequence(state, n) is None for n in r.ledger.members)
+    return elapsed > state.config.rounds.reduce_timeout or not _is_unknown(state)
 
 
 def waited_for(state: State) -> set[NodeId]:
@@ -108,13 +126,14 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
     return state
 
 
-def charge_who_is_gone(state: State, node: NodeId, now: float, out: list[Effect]) -> State:
-    """Charge a member that is about to be put out for its silence, where an attempt waited for it, and most others
-    had done their part: who falls silent in every reduce costs each round the time until that is noticed."""
+def charge_who_is_gone(state: State, node: NodeId, silence: float, now: float, out: list[Effect]) -> State:
+    """Charge a member that is about to be put out after so many seconds of silence, where an attempt waited for it,
+    and most others had done their part: who falls silent in every reduce costs each round the time until that is
+    noticed."""
     r = state.round
     if r.plan is None or node not in (late := waited_for(state)) or 2 * len(late) > len(_due(state)):
         return state
-    seconds = now - max(r.plan.stage_at, state.members.here[node].heard_at)
+    seconds = min(now - r.plan.stage_at, silence)
     sentence = f"it fell silent in a reduce, which waited {seconds:.0f} s for it"
     evidence = Evidence(r.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
     return charge(state, node, evidence, out)

@@ -435,9 +435,9 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
             verdicts.append(Resumed(node, m.life))
         if not m.connected and now > m.expire_at:
             why = "it is not connected" if m.suspected is None else m.suspected
-            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
+            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time", silence=silence))
         elif silence > limits.lease:
-            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
+            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s", silence=silence))
         elif node in awaited and now - m.moved_at > limits.stall:
             reason = f"its trainer made no progress for more than {limits.stall:g} s"
             verdicts.append(Expired(node, m.life, reason, stalled=True))

@@ -142,10 +142,9 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
-    return with_round(
-        state,
-        replace(state.round, ledger=ledger, plan=AttemptState(fence, now, now, predicted=predicted), completions=held),
-    )
+    state = with_round(state, replace(state.round, ledger=ledger, completions=held))
+    plan = AttemptState(fence, now, now, predicted=predicted, patience=lateness.patience(state, predicted))
+    return with_round(state, replace(state.round, plan=plan))
 
 
 def _first(at: float | None, now: float) -> float:

@@ -220,10 +220,10 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case Resumed(node):
             out.append(Note(f"{state.name(node)} is no longer paused", node))
             return replace(state, members=who.resume(state.members, node))
-        case Expired(node, _, reason, stalled):
+        case Expired(node, _, reason, stalled, silence):
             if stalled and node in state.round.participants:  # it is idle in its next life, until it steps
                 state = replace(state, members=who.set_idle(state.members, [node]))
-            state = lateness.charge_who_is_gone(state, node, now, out)
+            state = lateness.charge_who_is_gone(state, node, silence, now, out)
             return remove(state, node, MemberState.EVICTED, reason, out)
         case Pardoned(node, reason):
             return conduct.pardon(state, node, reason, out)

@@ -136,9 +136,16 @@ MUTATIONS = [
         HERE + "test_transcripts.py",
     ),
     Mutation(
+        "an owner has no limit to what it waits for",
+        M + "lateness.py",
+        "if not predicted or _is_unknown(state):\n        return 0.0",
+        "return 0.0",
+        HERE + "test_lateness.py",
+    ),
+    Mutation(
         "who falls silent in a reduce is not charged",
         M + "step.py",
-        "state = lateness.charge_who_is_gone(state, node, now, out)",
+        "state = lateness.charge_who_is_gone(state, node, silence, now, out)",
         "pass",
         HERE + "test_transcripts.py",
     ),
@@ -208,15 +215,15 @@ MUTATIONS = [
     Mutation(
         "a link that was never measured is taken for one that was",
         M + "lateness.py",
-        "return not any(n in here and not here[n].up and consequence(state, n) is None for n in r.ledger.members)",
+        "return elapsed > state.config.rounds.reduce_timeout or not _is_unknown(state)",
         "return True",
         HERE + "test_lateness.py",
     ),
     Mutation(
         "a timeout is as short in every attempt",
         M + "lateness.py",
-        "return min(most, one * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))",
-        "return min(most, one)",
+        "return min(most, _one_stage(state, r.plan.predicted) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))",
+        "return min(most, _one_stage(state, r.plan.predicted))",
         HERE + "test_lateness.py",
     ),
     Mutation(
