@@ -79,6 +79,7 @@ class Member:
     fastest: float = 0.0  # the same, of the rounds that counted its work: the highest, less with each since
     counted_at: float = 0.0  # seconds; since when it may have taken the steps that no commit has yet
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
+    turns: int = 0  # rounds in a row that its slow link kept it out of
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
     step_before: tuple[int, int] = (0, 0)  # the same, of its earlier life
@@ -218,6 +219,7 @@ def join(
         idle=known is not None and known.rests,
         fastest=known.fastest if known is not None else 0.0,
         counted_at=known.counted_at if known is not None else now,
+        turns=known.turns if known is not None else 0,
         inside=known.inside if known is not None else 0.0,
         outside=known.outside if known is not None else 0.0,
         pin=pin,

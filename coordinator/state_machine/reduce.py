@@ -64,7 +64,7 @@ def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     remain."""
     r, need = state.round, max(state.config.members.minimum, 1)
     ready = tuple(n for n in r.participants if n in r.ledger.contributions)
-    trusted = tuple(n for n in ready if state.members.trusted(n))
+    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow)
     members = _connected(state, trusted if len(trusted) >= need else ready, need)
     return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
 
@@ -332,8 +332,9 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MAX_MISSED_ROUNDS) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
-    changed = (replace(here[n], missed=rounds) for n, rounds in missed.items() if rounds != here[n].missed)
-    members = who.put(state.members, *changed)
+    turns = {n: here[n].turns + 1 if n in r.slow else 0 for n in r.participants if n in here}
+    changed = (replace(here[n], missed=rounds, turns=turns[n]) for n, rounds in missed.items())
+    members = who.put(state.members, *(m for m in changed if m != here[m.node]))
     members = who.put(members, *with_counted_work(members.here, r, weights))
     members = who.put(members, *with_seen_rates(members.here, witnessed_rates(r.completions)))
     near: dict[int, list[NodeId]] = {}

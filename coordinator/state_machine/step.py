@@ -32,6 +32,7 @@ from atoll.coordinator.state_machine import (
     replay,
     rollback,
     rounds,
+    slow_links,
     state_sync,
 )
 from atoll.coordinator.state_machine import members as who
@@ -292,7 +293,7 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
     members = rounds.reduce_members(state, now, tick, out) if first else reduce.attempt_members(state, now)
     if members:
         if first:
-            state = rounds.go_on_without(state, out)
+            state, members = slow_links.in_turn(rounds.go_on_without(state, out), members, out)
         opened = reduce.open_attempt(state, members, now, out)
         return replay.draw(opened, now) if first else opened
     return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state

