@@ -25,8 +25,8 @@ def contributors_due(routes: Routes, collecting: Mapping[int, ChunkRecord], wind
 
 
 def holding_up(routes: Routes, collecting: Mapping[int, ChunkRecord]) -> list[NodeId]:
-    """The members for whose contributions the merge at hand waits, where most others' are here: those that the first
-    of the chunks that are `collecting` here lacks."""
+    """The members for whose contributions the merge at hand waits, where most others' are here: those that the
+    first of the chunks that are `collecting` here lacks."""
     if not collecting:
         return []
     c = min(collecting, key=lambda c: (collecting[c].since, c))

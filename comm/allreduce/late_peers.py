@@ -5,7 +5,8 @@ A peer that says nothing is asked whether it is there, and then lost. One that s
 although its window has room, is lost when its next chunk takes several times longer than chunks take here; it is
 also asked anew, as its contribution may have come and been refused, and a run of few members needs them all. So is
 one lost that sends each of its contributions in time, and so much later than all others that it has held up the
-merges here for longer, in all, than the plan has patience. A sealed chunk that is late in that sense is asked of others, which costs little if it was on its way.
+merges here for longer, in all, than the plan has patience. A sealed chunk that is late in that sense is asked of
+others, which costs little if it was on its way.
 """
 
 from collections import deque
@@ -82,7 +83,8 @@ class LatePeers:
 
     def replan(self, now: float, peers: Sequence[NodeId], patience: float = 0.0) -> None:
         """Watch these peers, all of a new plan, from `now` on, in seconds; each of them may be reported lost
-        again. A peer that was watched before keeps the time of its last chunk, and for how long it held up merges."""
+        again. A peer that was watched before keeps the time of its last chunk, and for how long it held up
+        merges."""
         self._planned_at, self._patience = now, patience
         self._chunk_at = {node: self._chunk_at.get(node, now) for node in peers}
         self._reported_at.clear()
@@ -137,7 +139,6 @@ class LatePeers:
             owners = frozenset(node for node, at in self._chunk_at.items() if at < now - interval)
             found += [PullFrom(owners)] if owners else []
         return found
-
 
     def _impatient(self, now: float, holding_up: Collection[NodeId]) -> Iterator[Lost]:
         """Those that have held up merges for too long, of those that do."""

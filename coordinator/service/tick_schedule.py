@@ -4,8 +4,8 @@
     its port answers no calls (`excuse`)                              --> nor now
 
 While the coordinator itself was away it heard nobody, so silence says nothing. Members then have as long to be
-heard as after a restart, and the machine is told (`HeardNobody`) before it takes in anything else: to it all of them
-would be late. Asked by `group_commit`. Times are seconds on the coordinator's clock.
+heard as after a restart, and the machine is told (`HeardNobody`) before it takes in anything else: to it all of
+them would be late. Asked by `group_commit`. Times are seconds on the coordinator's clock.
 """
 
 from math import inf

@@ -206,13 +206,14 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
 
 
 def give_time_anew(state: State, now: float) -> State:
-    """Let those who have not answered have their time from `now` on: nobody could tell the coordinator anything."""
-    r = state.round
-    audits = {
-        c: replace(a, named={n: until if n in a.voices else now + a.seconds + RECONNECT_GRACE_SECONDS for n, until in a.named.items()})
-        for c, a in r.audits.items()
-    }
-    return with_round(state, replace(r, audits=audits)) if audits else state
+    """Let those who have not answered have their time from `now` on: nobody could tell the coordinator
+    anything."""
+    audits = dict[int, Audit]()
+    for c, audit in state.round.audits.items():
+        until = now + audit.seconds + RECONNECT_GRACE_SECONDS
+        anew = {n: until for n in audit.named if n not in audit.voices}
+        audits[c] = replace(audit, named=audit.named | anew)
+    return with_round(state, replace(state.round, audits=audits)) if audits else state
 
 
 def advance(state: State, now: float, out: list[Effect]) -> State:

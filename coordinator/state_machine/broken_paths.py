@@ -9,9 +9,10 @@ tell it from one pair. So nobody is held to account for one:
     with a third of the members     it is this member: it owns nothing, it is left out of the attempt, and charged
                                     (ACCUSER) for each round in which a path to it broke again
 
-A path whose one end is to blame so says nothing of its other end. Who alone says of the others that it cannot reach
-them has a whole strike; of whom the others say it, too, is asleep, or has a bad link: it is charged with what that
-cost the round. So a member cannot keep another one out by its word, nor can two. `reduce` asks and tells.
+A path whose one end is to blame so says nothing of its other end. Who alone says of the others that it cannot
+reach them has a whole strike; of whom the others say it, too, is asleep, or has a bad link: it is charged with
+what that cost the round. So a member cannot keep another one out by its word, nor can two. `reduce` asks and
+tells.
 """
 
 from collections import Counter
@@ -36,8 +37,8 @@ def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
 
 
 def culprits(state: State) -> frozenset[NodeId]:
-    """The members to which the paths from at least a third of the members broke, of those remembered: first the one
-    with the most, then who has as many without it, and so on."""
+    """The members to which the paths from at least a third of the members broke, of those remembered: first the
+    one with the most, then who has as many without it, and so on."""
     most, found = max(2, -(-len(state.round.participants) // 3)), set[NodeId]()
     pairs = [path.pair for path in _remembered(state)]
     while pairs:

@@ -13,8 +13,9 @@ journal keeps once; the operator can take it back (`Pardoned`).
     doubtful (accuser,       the same, at the commit, unless it would hit more than half of the round's members:
     outlier)                 then the network, or the run, is the odd one
 
-An offence counts once a round, and what delays a round one strike at most. `strikes` has the weights; the other parts of the machine ask `may_own` and
-`may_contribute`, and heed the answer where the run can go on without the member.
+An offence counts once a round, and what delays a round one strike at most. `strikes` has the weights; the other
+parts of the machine ask `may_own` and `may_contribute`, and heed the answer where the run can go on without the
+member.
 """
 
 from collections.abc import Sequence
@@ -123,8 +124,9 @@ def refusal(state: State, node: NodeId, key: bytes = b"") -> str:
 
 
 def strike_part(state: State, seconds: float) -> float:
-    """The part of a whole strike for a delay of the round by so many seconds: what it cost the others. So a machine
-    that sleeps or is out of reach for a moment now and then is not kept out, and who holds up each round is."""
+    """The part of a whole strike for a delay of the round by so many seconds: what it cost the others. So a
+    machine that sleeps or is out of reach for a moment now and then is not kept out, and who holds up each round
+    is."""
     inner = state.inner_time
     return min(1.0, max(seconds, 0.0) / (WHOLE_STRIKE_SHARE * inner)) if inner > 0 else 1.0
 

@@ -14,8 +14,8 @@ nothing:
                those that hold it the fewer go: a lone liar stands alone. Of as many, as where there are but two,
                who was away least often goes, so that it is the other's turn the next time; first who holds the
                chunk, as it is then reduced again and nothing is committed on the word of one side
-    straggler  who is far behind most, who hold everything, is told, too, and no more comes of that: what it cannot get
-               from them is a matter of its links
+    straggler  who is far behind most is told, too, and no more comes of that: most hold everything, and what it
+               cannot get from them is a matter of its links
     late       who alone has a chunk, of whom nobody says that it gave something else: it is left out of the round
 
 One goes at a time, and what it sealed is reduced again where nobody has it. It may come back at once; where it
@@ -70,7 +70,8 @@ def tell_digests(state: State, now: float, out: list[Effect]) -> State:
 
 
 def tell_stragglers(state: State, nodes: Collection[NodeId], now: float) -> State:
-    """Tell the few that do not hold everything yet the ledger's digests: so they ask all others for what they lack."""
+    """Tell the few that do not hold everything yet the ledger's digests: so they ask all others for what they
+    lack."""
     r = state.round
     if r.wrong.issuperset(nodes):
         return state

@@ -1,8 +1,8 @@
 """Lateness in a reduce: how long an attempt may take, and who is held to account when it took longer. Pure.
 
-An attempt has two stages: the owners seal all chunks, then the members say that they hold them. Each has a clock of
-its own, so that nobody pays in the second for what was lost in the first: an owner that seals at the last moment
-would else have those struck who are far from it.
+An attempt has two stages: the owners seal all chunks, then the members say that they hold them. Each has a clock
+of its own, so that nobody pays in the second for what was lost in the first: an owner that seals at the last
+moment would else have those struck who are far from it.
 
 A stage may take ten times what the plan predicts, and time for the arithmetic of a slow machine; where nothing is
 predicted, and at most, `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is
@@ -14,9 +14,9 @@ An owner cannot seal before all have contributed: whose contributions hold it up
 
 Who is late is remembered over rounds (`conduct.charge`), as far as it is certain that it is that member: others
 did the same in time, and the coordinator hears it; and an owner may give a member its chunks one after the other,
-just before it would ask others for them, so that it asks them all before anything is held against it (`to_be_told`).
-Who was in time, and yet far behind all others, is remembered at the commit: else it could hold up every round at no
-cost.
+just before it would ask others for them, so that it asks them all before anything is held against it
+(`to_be_told`). Who was in time, and yet far behind all others, is remembered at the commit: else it could hold up
+every round at no cost.
 
 `reduce` calls it.
 """
@@ -33,8 +33,8 @@ MIN_TIMEOUT_SECONDS = 30.0  # of a stage: processes pause, links stand still for
 SECONDS_PER_ELEMENT = 1e-7  # of the flat vector: encoding, merging and decoding on a slow and busy machine
 PREDICTION_FACTOR = 10.0  # times the predicted seconds
 MAX_DOUBLINGS = 10
-# Beyond twice what the others took, in seconds: then who does not hold everything is told what to ask for; after so
-# much more, or if it has not sealed, a member that was in time is a straggler.
+# Beyond twice what the others took, in seconds: then who does not hold everything is told what to ask for; after
+# so much more, or if it has not sealed, a member that was in time is a straggler.
 ASK_SECONDS, STRAGGLER_SECONDS = 3.0, 10.0
 MIN_COMPARED = 3  # members, to tell which of them are stragglers
 
@@ -49,8 +49,8 @@ def reduce_timeout(state: State) -> float:
 
 
 def patience(state: State, predicted: float) -> float:
-    """Seconds for which the contributions of one member alone may hold up an owner, under a plan that is predicted to
-    take so many, before the owner says so: half of a stage. 0: there is no limit, as the links of some are not
+    """Seconds for which the contributions of one member alone may hold up an owner, under a plan that is predicted
+    to take so many, before the owner says so: half of a stage. 0: there is no limit, as the links of some are not
     known."""
     if not predicted or _is_unknown(state):
         return 0.0
@@ -109,7 +109,11 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
     waited, part = f"{seconds:.0f} s", strike_part(state, seconds)
     if 2 * len(late) > len(_due(state)):
         return state
-    facts = (("attempt", str(r.ledger.attempt)), ("seconds", waited[:-2]), ("predicted", f"{r.plan.predicted:.3g}"))
+    facts = (
+        ("attempt", str(r.ledger.attempt)),
+        ("seconds", waited[:-2]),
+        ("predicted", f"{r.plan.predicted:.3g}"),
+    )
     for node in sorted(late, key=order):
         if not state.members.trusted(node):
             continue
@@ -127,9 +131,9 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
 
 
 def charge_who_is_gone(state: State, node: NodeId, silence: float, now: float, out: list[Effect]) -> State:
-    """Charge a member that is about to be put out after so many seconds of silence, where an attempt waited for it,
-    and most others had done their part: who falls silent in every reduce costs each round the time until that is
-    noticed."""
+    """Charge a member that is about to be put out after so many seconds of silence, where an attempt waited for
+    it, and most others had done their part: who falls silent in every reduce costs each round the time until that
+    is noticed."""
     r = state.round
     if r.plan is None or node not in (late := waited_for(state)) or 2 * len(late) > len(_due(state)):
         return state

@@ -242,16 +242,16 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
 
 
 def _with_lost(state: State, pair: Pair, said: Pair, *, again: bool) -> State:
-    """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it broke
-    before."""
+    """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it
+    broke before."""
     r = state.round
     lost = (*r.lost, pair) if again or pair not in r.lost else r.lost
     return with_round(state, replace(r, lost=lost, accused=r.accused | {said}))
 
 
 def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> State:
-    """REDUCING: the attempt is over when all is held, or when it cannot end. Who is far behind the others takes a look
-    at all of them: that is done at ticks."""
+    """REDUCING: the attempt is over when all is held, or when it cannot end. Who is far behind the others takes a
+    look at all of them: that is done at ticks."""
     r, here = state.round, state.members.here
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None

@@ -1,11 +1,11 @@
 """Members whose links are so slow that all others would wait for them: they take part in some of the rounds. Pure.
 
 A reduce takes as long as its slowest contributor needs to send its vector and to receive the result, whoever owns
-what. A member may be that slow, or say so. What the faster two thirds of the members need, and a tenth of the round's
-inner time more, is what a reduce may take by its plan's prediction; who needs more is left out of it, its work counts
-in a later one, and after k rounds it has the tenths of all of them: so it costs the others a tenth of their time,
-whether its link is slow or it says so. Those that wait go in together, as the slowest alone counts. Nothing is held
-against them.
+what. A member may be that slow, or say so. What the faster two thirds of the members need, and a tenth of the
+round's inner time more, is what a reduce may take by its plan's prediction; who needs more is left out of it, its
+work counts in a later one, and after k rounds it has the tenths of all of them: so it costs the others a tenth of
+their time, whether its link is slow or it says so. Those that wait go in together, as the slowest alone counts.
+Nothing is held against them.
 
 `in_turn` is asked as a round's first attempt is about to open.
 """

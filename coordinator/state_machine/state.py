@@ -53,15 +53,18 @@ class AttemptState:
 
     fence: Fence
     opened_at: float  # seconds; later where the coordinator was away since
-    stage_at: float = 0.0  # seconds; the same, or since when all is sealed: what is waited for has its time from here
+    # seconds; the same, or since when all is sealed: what is waited for has its time from here
+    stage_at: float = 0.0
     orphans: dict[NodeId, OrphansFound] = field(default_factory=dict)  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
     patience: float = 0.0  # seconds for which one contributor may hold up an owner; 0: as long as it takes
     # who asked all in vain for which chunks
     missing_chunks: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
-    sealed_at: dict[NodeId, float] = field(default_factory=dict)  # seconds; when owners sealed what they sealed last
-    held_at: dict[NodeId, float] = field(default_factory=dict)  # seconds; when members said that they hold it all
+    # seconds; when owners sealed what they sealed last
+    sealed_at: dict[NodeId, float] = field(default_factory=dict)
+    # seconds; when members said that they hold everything
+    held_at: dict[NodeId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return _restarted(replace(state, nonce=nonce or state.nonce), incarnation, now)
         case HeardNobody(seconds):
             if seconds:
-                out.append(Note(f"the coordinator stood still for {seconds:.0f} s: all have their time from now on"))
+                out.append(Note(f"the coordinator stood still for {seconds:.0f} s: all have their time anew"))
             return _with_time_anew(state, now)
         case Joined():
             return _joined(state, event, now, out)

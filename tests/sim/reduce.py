@@ -69,7 +69,9 @@ class Reduce:
         self.merged: dict[int, tuple[int, list[tuple[int, bytes, tuple[int, ...]]], bytes]] = {}
         self._merging: list[tuple[int, Terms]] = []  # chunks, and what is being read
         self._over = False
-        self._dripped_at: dict[NodeId, float] = {}  # seconds; when the latest contribution of one who drips goes out
+        self._dripped_at: dict[
+            NodeId, float
+        ] = {}  # seconds; when the latest contribution of one who drips goes out
 
     def begin(self) -> None:
         self.links.begin(self)

@@ -52,7 +52,9 @@ def test_a_contributor_may_hold_up_an_owner_for_half_a_stage_where_all_links_are
     state = replace(state, config=replace(state.config, rounds=rounds))
     assert lateness.patience(state, 7.0) == pytest.approx(50.0, abs=0.01)
     assert lateness.patience(state, 1000.0) == 300.0
-    assert lateness.patience(state, 0.0) == 0.0 == lateness.patience(story.state, 7.0), "it has as long as it takes"
+    assert lateness.patience(state, 0.0) == 0.0 == lateness.patience(story.state, 7.0), (
+        "it has as long as it takes"
+    )
     assert view(predicting(state, 7.0), ALL[0]).plan.patience == 0.0, "as it was when the attempt opened"
 
 

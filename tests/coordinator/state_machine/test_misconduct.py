@@ -70,7 +70,8 @@ def test_a_timeout_follows_the_prediction() -> None:
 
 
 def hold_up(story: Story, what: str) -> float:
-    """One reduce in which the liar does its part at the last moment, all others at once; the seconds that it took."""
+    """One reduce in which the liar does its part at the last moment, all others at once; the seconds that it
+    took."""
     began, number = story.now, story.state.round.number
     names = [story.name(n) for n in story.state.round.ledger.members]
     for node in sorted(story.owners()):

@@ -21,7 +21,8 @@ def with_rates(story: Story, **slow: float) -> None:
 
 
 def played(story: Story, rounds: int, **slow: float) -> tuple[list[list[str]], float]:
-    """Who contributed to each round, in order, and the seconds that the plans were predicted to take on average."""
+    """Who contributed to each round, in order, and the seconds that the plans were predicted to take on
+    average."""
     found, predicted = list[list[str]](), 0.0
     for _ in range(rounds):
         with_rates(story, **slow)
