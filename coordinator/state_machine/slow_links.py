@@ -1,11 +1,11 @@
 """Members whose links are so slow that all others would wait for them: they take part in some of the rounds. Pure.
 
 A reduce takes as long as its slowest contributor needs to send its vector and to receive the result, whoever owns
-what. A member may be that slow, or say so. What the faster two thirds of the members need, and a tenth of the
-round's inner time more, is what a reduce may take by its plan's prediction; who needs more is left out of it, its
-work counts in a later one, and after k rounds it has the tenths of all of them: so it costs the others a tenth of
-their time, whether its link is slow or it says so. Those that wait go in together, as the slowest alone counts.
-Nothing is held against them.
+what. A member may be that slow, or say so. What all would need if none were slower than the faster two thirds, and
+a tenth of the round's inner time more, is what a reduce may take by its plan's prediction; who needs more is left
+out of it, its work counts in a later one, and after k rounds it has the tenths of all of them: so it costs the
+others a tenth of their time, whether its link is slow or it says so. Those that wait go in together, as the
+slowest alone counts. Nothing is held against them.
 
 `in_turn` is asked as a round's first attempt is about to open.
 """
@@ -16,6 +16,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
 from atoll.coordinator.state_machine.events import Effect, Note
+from atoll.coordinator.state_machine.members import Member
 from atoll.coordinator.state_machine.state import State, order, with_round
 
 EXTRA_SHARE = 0.1  # of the round's inner time
@@ -43,21 +44,29 @@ def _too_slow(state: State, members: Sequence[NodeId], turns: int) -> list[NodeI
     """The members whose links make the reduce longer than it may be, where they had no part in it for so many
     rounds, this one included: the fewest of the slowest."""
     here = state.members.here
-    known = [n for n in members if min(here[n].rates) > 0]
-    slowest = sorted(known, key=lambda n: (min(here[n].rates), order(n)))[: len(members) // MAX_SLOW_SHARE]
+    by_speed = sorted((n for n in members if min(here[n].rates) > 0), key=lambda n: (min(here[n].rates), order(n)))
     may = turns * max(MIN_EXTRA_SECONDS, EXTRA_SHARE * state.inner_time)
-    most = _seconds(state, members, slowest) + may
-    fewest, enough = 0, len(slowest)  # that are left out
+    fewest, enough = 0, min(len(members) // MAX_SLOW_SHARE, len(by_speed) - 1)  # that are left out
+    most = _seconds(state, members, by_speed, enough) + may if enough > 0 else 0.0
     while fewest < enough:
         middle = (fewest + enough) // 2
-        if _seconds(state, members, slowest[:middle]) <= most:
+        if _seconds(state, members, by_speed, middle) <= most:
             enough = middle
         else:
             fewest = middle + 1
-    return slowest[:enough]
+    return by_speed[: max(enough, 0)]
 
 
-def _seconds(state: State, members: Sequence[NodeId], without: Sequence[NodeId]) -> float:
-    """The predicted seconds of a reduce among the members without these."""
-    left = [n for n in members if n not in without]
-    return assign_owners(state, left, reducers(state, left), state.chunks.count).seconds
+def _seconds(state: State, members: Sequence[NodeId], by_speed: Sequence[NodeId], slowest: int) -> float:
+    """The predicted seconds of a reduce among the members, if so many of the slowest were as fast as the next one.
+    (Without them it would be shorter, too, for being among fewer.)"""
+    here = state.members.here
+    least = min(here[by_speed[slowest]].rates)
+    raised = {n: _at_least(here[n], least) for n in by_speed[:slowest]}
+    state = replace(state, members=replace(state.members, here=here | raised))
+    return assign_owners(state, members, reducers(state, members), state.chunks.count).seconds
+
+
+def _at_least(member: Member, rate: float) -> Member:
+    up, down = (max(rate, known) for known in member.rates)
+    return replace(member, up=up, down=down, seen_up=up, seen_down=down)

@@ -77,6 +77,12 @@ def test_where_more_than_a_third_are_slow_nobody_is() -> None:
     assert all(len(names) == len(NAMES) for names in rounds)
 
 
+def test_that_a_reduce_among_fewer_is_shorter_is_no_reason() -> None:
+    story = Story(NAMES[:3])
+    rounds, _ = played(story, 3, a=1.0, b=1.0)
+    assert all(len(names) == 3 for names in rounds)
+
+
 def test_a_little_slower_is_no_reason() -> None:
     rounds, _ = played(Story(NAMES), 3, c=12.0)
     assert all(len(names) == len(NAMES) for names in rounds)
