@@ -193,6 +193,7 @@ class Run:
                 self.restart(float(words[0]) if words else 0.0)
             case "deaf":
                 self.now += float(words[0])
+                self.feed(ev.HeardNobody(float(words[0])))
             case "wait":
                 self.wait(float(words[0]))
             case "reduce" if self.state.round.plan is None:

@@ -226,8 +226,11 @@ class RoundsConfig:
     until_member: int = 0
     quorum: float = 0.5  # share of active members that make a round close
     grace: float = 0.25  # of the quorum's inner time: how much longer those that will soon be there may take
-    collect: float = 60.0  # seconds that a member told to finish may take at most
-    reduce_timeout: float = 600.0  # seconds for one attempt of a reduce
+    # seconds that a member told to finish may take at most; a tenth of the quorum's inner time if that is less
+    # (and more than 5)
+    collect: float = 60.0
+    # seconds for one attempt of a reduce until all chunks are sealed, and as much until all members hold them
+    reduce_timeout: float = 600.0
     data_parallel: int = 0  # rounds at the start of the run that have one inner step: parameters are averaged
 
     @property

@@ -1076,6 +1076,7 @@ class Plan(_message.Message):
     LAYERED_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
     VERIFIERS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
@@ -1092,6 +1093,8 @@ class Plan(_message.Message):
     """of the round, in usual rounds"""
     salt: _builtins.bytes
     """what contributions to this round are signed with; empty: they are not signed"""
+    patience: _builtins.float
+    """seconds for which one member's contributions may hold up an owner; 0: as long as they take"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMember]: ...
     @_builtins.property
@@ -1131,11 +1134,12 @@ class Plan(_message.Message):
         layered: _builtins.bytes = ...,
         length: _builtins.float = ...,
         salt: _builtins.bytes = ...,
+        patience: _builtins.float = ...,
         verifiers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "length", b"length", "members", b"members", "numel", b"numel", "owners", b"owners", "regions", b"regions", "relays", b"relays", "round", b"round", "salt", b"salt", "since", b"since", "verifiers", b"verifiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "length", b"length", "members", b"members", "numel", b"numel", "owners", b"owners", "patience", b"patience", "regions", b"regions", "relays", b"relays", "round", b"round", "salt", b"salt", "since", b"since", "verifiers", b"verifiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -411,7 +411,7 @@ def _plan(state: State) -> bytes:
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
     plan.numel = state.chunks.numel if state.layout is not None else 0
     plan.length = round_length(ledger, state.config)
-    plan.salt = r.salt
+    plan.salt, plan.patience = r.salt, r.plan.patience
     if state.config.security.replay:
         plan.verifiers.extend(sorted(n for n, m in state.members.here.items() if m.role == VERIFIER))
     counts = zip(weights(ledger, state.config), scales(ledger, state.config), strict=True)

@@ -21,6 +21,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardNobody:
+    """The coordinator could hear nobody for a while: it was stopped, its disk was full, or its port answers no
+    calls."""
+
+    seconds: float = 0.0  # that it stood still; 0: its port answers no calls
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A node was admitted, for the first time or again under its old id."""
 
@@ -329,6 +337,7 @@ class Expired:
     life: int
     reason: str
     stalled: bool = False  # its trainer hung while the run waited for it
+    silence: float = 0.0  # seconds for which it was not heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +355,7 @@ class Tick:
 
 Event = (
     Started
+    | HeardNobody
     | Joined
     | Connected
     | Disconnected

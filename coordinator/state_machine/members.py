@@ -80,6 +80,7 @@ class Member:
     fastest: float = 0.0  # the same, of the rounds that counted its work: the highest, less with each since
     counted_at: float = 0.0  # seconds; since when it may have taken the steps that no commit has yet
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
+    turns: int = 0  # rounds in a row that its slow link kept it out of
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
     step_before: tuple[int, int] = (0, 0)  # the same, of its earlier life
@@ -223,6 +224,7 @@ def join(
         idle=known is not None and known.rests,
         fastest=known.fastest if known is not None else 0.0,
         counted_at=known.counted_at if known is not None else now,
+        turns=known.turns if known is not None else 0,
         inside=known.inside if known is not None else 0.0,
         outside=known.outside if known is not None else 0.0,
         pin=pin,
@@ -454,9 +456,9 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
             verdicts.append(Paused(node, m.life))
         if not m.connected and now > m.expire_at:
             why = "it is not connected" if m.suspected is None else m.suspected
-            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
+            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time", silence=silence))
         elif silence > limits.lease:
-            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
+            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s", silence=silence))
         elif node in awaited and now - m.moved_at > limits.stall:
             reason = f"its trainer made no progress for more than {limits.stall:g} s"
             verdicts.append(Expired(node, m.life, reason, stalled=True))

@@ -39,6 +39,7 @@ from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
     CommittedState,
+    Pair,
     Phase,
     RoundState,
     State,
@@ -65,7 +66,7 @@ def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     r, need = state.round, max(state.config.members.minimum, 1)
     saving = state.members.saving
     ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
-    trusted = tuple(n for n in ready if state.members.trusted(n))
+    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow)
     members = _connected(state, trusted if len(trusted) >= need else ready, need)
     return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
 
@@ -143,10 +144,9 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
-    return with_round(
-        state,
-        replace(state.round, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), completions=held),
-    )
+    state = with_round(state, replace(state.round, ledger=ledger, completions=held))
+    plan = AttemptState(fence, now, now, predicted=predicted, patience=lateness.patience(state, predicted))
+    return with_round(state, replace(state.round, plan=plan))
 
 
 def _first(at: float | None, now: float) -> float:
@@ -162,9 +162,14 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
     required = r.ledger.required.get(since, b"") if r.salt else b""
     summed = book.enter_sums(r.ledger, event.node, since, event.sums, event.sum_dots)
     ledger = book.seal(summed, event.node, since, event.seals, norms, required, event.dots)
-    sealed_at = now if ledger.complete and not r.ledger.complete else r.sealed_at
     fresh = [c for c, _, _ in event.seals if c in ledger.sealed and c not in r.ledger.sealed]
-    return audit.draw(with_round(state, replace(r, ledger=ledger, sealed_at=sealed_at)), fresh, now)
+    whole = ledger.complete and not r.ledger.complete
+    plan, sealed_at = r.plan, now if whole else r.sealed_at
+    if plan is not None:
+        own = any(c not in ledger.layered for c in fresh)  # else a relay may have been late
+        times = plan.sealed_at | {event.node: now} if own else plan.sealed_at
+        plan = replace(plan, sealed_at=times, stage_at=now if whole else plan.stage_at)
+    return audit.draw(with_round(state, replace(r, ledger=ledger, plan=plan, sealed_at=sealed_at)), fresh, now)
 
 
 def record_orphans(state: State, event: OrphansFound) -> State:
@@ -178,7 +183,7 @@ def record_orphans(state: State, event: OrphansFound) -> State:
     return with_round(state, replace(state.round, plan=replace(r.plan, orphans=orphans)))
 
 
-def record_completion(state: State, event: ReduceComplete) -> State:
+def record_completion(state: State, event: ReduceComplete, now: float) -> State:
     """Enter that a member has every sealed chunk, and what its links carried."""
     r = state.round
     attempt, ledger = event.fence.attempt, r.ledger
@@ -202,7 +207,8 @@ def record_completion(state: State, event: ReduceComplete) -> State:
             rtts={n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here},
         )
         state = with_member(state, measured)
-    return with_round(state, replace(state.round, completions=r.completions | {event.node: event}))
+    plan = None if r.plan is None else replace(r.plan, held_at={event.node: now} | r.plan.held_at)
+    return with_round(state, replace(state.round, completions=r.completions | {event.node: event}, plan=plan))
 
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
@@ -216,11 +222,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= r.participants.keys() and event.fence.attempt < r.ledger.attempt
-        return (
-            with_round(state, replace(state.round, lost=(*r.lost, pair)))
-            if known and pair not in r.lost
-            else state
-        )
+        return _with_lost(state, pair, (node, peer), again=False) if known else state
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     if not broken_paths.needed(r.ledger, node, peer):
@@ -232,7 +234,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         return state  # the next attempt is on its way
     if not blamed.connected and blamed.suspect_at <= now:
         return remove(state, peer, MemberState.EVICTED, f"its connections broke ({event.reason})", out)
-    state = with_round(state, replace(state.round, lost=(*r.lost, pair)))
+    state = _with_lost(state, pair, (node, peer), again=True)
     why = f"{name} could not reach {other}"
     again = _worst(state, attempt_members(state, max(now, r.paused_until)))
     if again is None:
@@ -243,8 +245,17 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
 
 
-def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
-    """REDUCING: the attempt is over when all is held, or when it cannot end."""
+def _with_lost(state: State, pair: Pair, said: Pair, *, again: bool) -> State:
+    """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it
+    broke before."""
+    r = state.round
+    lost = (*r.lost, pair) if again or pair not in r.lost else r.lost
+    return with_round(state, replace(r, lost=lost, accused=r.accused | {said}))
+
+
+def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> State:
+    """REDUCING: the attempt is over when all is held, or when it cannot end. Who is far behind the others takes a
+    look at all of them: that is done at ticks."""
     r, here = state.round, state.members.here
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None
@@ -262,7 +273,8 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
                 return checked
             if replay.awaits_chunks(state, now):
                 return state
-            state = charge_outliers(broken_paths.remember(state, out), out)
+            state = lateness.charge_stragglers(broken_paths.remember(state, out), out)
+            state = charge_outliers(state, out)
             committed = _commit(state, left, now, out)
             return conduct.settle(committed, len(r.participants), out)
         if not everywhere and not ledger.orphans and not gone:
@@ -276,12 +288,12 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         return fail_attempt(state, f"{state.names(gone)} {why}", now)
     if len(plan_.orphans) >= len(left) and ledger.orphans and all(n in plan_.orphans for n in left):
         return _adopt(state, now)
+    if tick and ledger.complete and not everywhere:
+        state = disputes.tell_stragglers(state, lateness.to_be_told(state, now), now)
     if not everywhere and lateness.is_overdue(state, now):
         if ledger.complete and 2 * len(r.completions) < len(members) and not r.wrong.issuperset(members):
             return disputes.tell_digests(state, now, out)
-        slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
-            n for n in members if n not in r.completions and n not in plan_.missing_chunks
-        }
+        slow = lateness.waited_for(state)
         late = sorted(slow, key=order)
         # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
         alone = ledger.attempt > 1 or not slow.issuperset(owner for owner in ledger.owners if owner)
@@ -329,8 +341,9 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MAX_MISSED_ROUNDS) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
-    changed = (replace(here[n], missed=rounds) for n, rounds in missed.items() if rounds != here[n].missed)
-    members = who.put(state.members, *changed)
+    turns = {n: here[n].turns + 1 if n in r.slow else 0 for n in r.participants if n in here}
+    changed = (replace(here[n], missed=rounds, turns=turns[n]) for n, rounds in missed.items())
+    members = who.put(state.members, *(m for m in changed if m != here[m.node]))
     members = who.put(members, *with_counted_work(members.here, r, weights))
     members = who.put(members, *with_seen_rates(members.here, witnessed_rates(r.completions)))
     near: dict[int, list[NodeId]] = {}

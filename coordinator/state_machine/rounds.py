@@ -38,6 +38,7 @@ ASIDE_REASON = "its work is not taken for now, for what is held against it (atol
 MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
 MANY_LATE = 20  # members
 MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
+MAX_COLLECT_SHARE = 0.1  # of the quorum's inner time: how long the others, who have stopped, wait at most
 
 
 def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
@@ -277,7 +278,7 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
     """Decide until when the round waits for `late`: whose pace makes it within the grace has made it then."""
     r, rounds, here = state.round, state.config.rounds, state.members.here
     assert r.reached_at is not None
-    inner = _inner_time(state)
+    inner = state.inner_time
     most = r.reached_at + rounds.grace * inner
     last, until = late[0], r.reached_at
     soon = -inf
@@ -288,13 +289,6 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
             last, soon = node, expected
             until = min(most, soon + 0.1 * inner)
     return Grace(last, until)
-
-
-def _inner_time(state: State) -> float:
-    """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well."""
-    r, here = state.round, state.members.here
-    paces = [here[n].pace for n in r.reached if n in here and here[n].pace]
-    return state.steps / median(paces) if paces else 0.0
 
 
 def _close(state: State, now: float, why: str) -> State:
@@ -366,10 +360,12 @@ def collect_deadline(state: State, late: list[NodeId]) -> float:
     """The time, in seconds, from which the round no longer waits for `late`, who were told to finish.
 
     By what was measured they have two inner steps at their pace, and three times what the others took; but the
-    round does not stand still for longer than its grace, for nothing is lost: their work counts in the next one.
+    round does not stand still for longer than its grace, nor than a tenth of its inner time, for nothing is lost:
+    their work counts in the next one.
     """
     r, rounds, here = state.round, state.config.rounds, state.members.here
-    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, rounds.grace * _inner_time(state)))
+    share = min(rounds.grace, MAX_COLLECT_SHARE)
+    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, share * state.inner_time))
     steps = [2 / here[n].pace if here[n].pace else (0.0 if here[n].missed else most) for n in late]
     measured = 3 * median(r.answers or (0.0,)) + max(steps)
     return r.asked_at + min(most, max(MIN_COLLECT_SECONDS, measured))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
+from statistics import median
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
@@ -51,12 +52,19 @@ class AttemptState:
     """The attempt in force, beyond what the ledger knows of it."""
 
     fence: Fence
-    opened_at: float  # seconds
+    opened_at: float  # seconds; later where the coordinator was away since
+    # seconds; the same, or since when all is sealed: what is waited for has its time from here
+    stage_at: float = 0.0
     orphans: dict[NodeId, OrphansFound] = field(default_factory=dict)  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
+    patience: float = 0.0  # seconds for which one contributor may hold up an owner; 0: as long as it takes
     # who asked all in vain for which chunks
     missing_chunks: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
+    # seconds; when owners sealed what they sealed last
+    sealed_at: dict[NodeId, float] = field(default_factory=dict)
+    # seconds; when members said that they hold everything
+    held_at: dict[NodeId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +114,17 @@ class RoundState:
     planned_at: float | None = None  # seconds; when the first attempt was
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
     patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away
+    slow: frozenset[NodeId] = frozenset()  # whose links are too slow for its reduce: their work counts later
     paused_until: float = 0.0  # seconds; no attempt before: the last one failed and the next is no better
     lost: tuple[Pair, ...] = ()  # whose connections broke in its attempts, once for each time
+    accused: frozenset[Pair] = frozenset()  # of these: who said that it could not reach whom
     answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
     ledger: Ledger = Ledger()
     plan: AttemptState | None = None
     completions: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
     # told the digests: members that said so and had others, and all that lack chunks then
     wrong: frozenset[NodeId] = frozenset()
+    stragglers: dict[NodeId, float] = field(default_factory=dict)  # seconds; when those few were told the digests
     forgers: frozenset[NodeId] = frozenset()  # who gave other bytes than the ledger's, as others told
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     # of whose delta an owner alone found the norm larger than told: those owners
@@ -357,6 +368,14 @@ class State:
         return 1 if together else max(self.steps, int(self.steps * self.config.rounds.ceiling))
 
     @property
+    def inner_time(self) -> float:
+        """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well; 0: not
+        known."""
+        here = self.members.here
+        paces = [here[n].pace for n in self.round.reached if n in here and here[n].pace]
+        return self.steps / median(paces) if paces else 0.0
+
+    @property
     def lease(self) -> int:
         """Samples that one node can use in one round, and until the next one begins."""
         longest = -(-self.config.rounds.inner_steps // self.turns.fragments)
@@ -422,6 +441,7 @@ def drop_from_round(state: State, node: NodeId) -> State:
             completions={n: h for n, h in r.completions.items() if n != node},
             settled=r.settled - {node},
             wrong=r.wrong - {node},
+            stragglers={n: at for n, at in r.stragglers.items() if n != node},
             ledger=withdraw(r.ledger, node),
             evaluator=None if r.evaluator == node else r.evaluator,
         ),

@@ -28,10 +28,12 @@ from atoll.coordinator.state_machine import (
     conduct,
     credit,
     disputes,
+    lateness,
     reduce,
     replay,
     rollback,
     rounds,
+    slow_links,
     state_sync,
 )
 from atoll.coordinator.state_machine import members as who
@@ -47,6 +49,7 @@ from atoll.coordinator.state_machine.events import (
     Effect,
     Event,
     Expired,
+    HeardNobody,
     Heartbeat,
     Joined,
     LayoutReported,
@@ -147,7 +150,7 @@ def _waits_for(state: State) -> tuple[object, ...]:
 
 def _late(state: State, event: Event) -> bool:
     """It speaks of a node that is gone, or of an earlier life of it; or of a model that it cannot have."""
-    if isinstance(event, Started | Tick | Pardoned):
+    if isinstance(event, Started | HeardNobody | Tick | Pardoned):
         return False
     member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
@@ -162,6 +165,10 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
     match event:
         case Started(incarnation, nonce):
             return _restarted(replace(state, nonce=nonce or state.nonce), incarnation, now)
+        case HeardNobody(seconds):
+            if seconds:
+                out.append(Note(f"the coordinator stood still for {seconds:.0f} s: all have their time anew"))
+            return _with_time_anew(state, now)
         case Joined():
             return _joined(state, event, now, out)
         case Connected(node):
@@ -187,7 +194,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case OrphansFound():
             return reduce.record_orphans(state, event)
         case ReduceComplete():
-            return reduce.record_completion(state, event)
+            return reduce.record_completion(state, event, now)
         case ChunkForged():
             return disputes.record_forgery(state, event, out)
         case ChunksMissing():
@@ -214,9 +221,10 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case Resumed(node):
             out.append(Note(f"{state.name(node)} is no longer paused", node))
             return replace(state, members=who.resume(state.members, node))
-        case Expired(node, _, reason, stalled):
+        case Expired(node, _, reason, stalled, silence):
             if stalled and node in state.round.participants:  # it is idle in its next life, until it steps
                 state = replace(state, members=who.set_idle(state.members, [node]))
+            state = lateness.charge_who_is_gone(state, node, silence, now, out)
             return remove(state, node, MemberState.EVICTED, reason, out)
         case Pardoned(node, reason):
             return conduct.pardon(state, node, reason, out)
@@ -256,7 +264,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
             case Phase.COLLECTING:
                 after = _reduce_if_due(after, now, isinstance(event, Tick), out)
             case Phase.REDUCING:
-                after = reduce.commit_or_retry(after, now, out)
+                after = reduce.commit_or_retry(after, now, isinstance(event, Tick), out)
             case Phase.FINISHED:
                 after = state_sync.publish_last(after, now, out)
             case _:
@@ -285,7 +293,7 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
     members = rounds.reduce_members(state, now, tick, out) if first else reduce.attempt_members(state, now)
     if members:
         if first:
-            state = rounds.go_on_without(state, out)
+            state, members = slow_links.in_turn(rounds.go_on_without(state, out), members, out)
         opened = reduce.open_attempt(state, members, now, out)
         return replay.draw(opened, now) if first else opened
     return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state
@@ -294,17 +302,16 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
 def _restarted(state: State, incarnation: int, now: float) -> State:
     """Nobody is connected to a fresh coordinator; nobody is left out before all had time to come back."""
     members = who.disconnect_all(state.members, state.config.members, now)
-    plan = state.round.plan
     state = replace(state, incarnation=incarnation, members=members)
-    return with_round(
-        replace(state, lost_state=None),
-        replace(
-            state.round,
-            patient_until=now + who.RECONNECT_GRACE_SECONDS,
-            asked_at=now,
-            plan=None if plan is None else replace(plan, opened_at=now),
-        ),
-    )
+    return _with_time_anew(replace(state, lost_state=None), now)
+
+
+def _with_time_anew(state: State, now: float) -> State:
+    """The coordinator was away: whom it waits for could tell it nothing, and has its time from `now` on."""
+    state, plan = audit.give_time_anew(state, now), state.round.plan
+    plan = None if plan is None else replace(plan, opened_at=now, stage_at=now)
+    patient_until = now + who.RECONNECT_GRACE_SECONDS
+    return with_round(state, replace(state.round, patient_until=patient_until, asked_at=now, plan=plan))
 
 
 def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State:

@@ -25,6 +25,7 @@ stays (`FragmentTurns`): the next steps start from it, though no sample of it is
 from dataclasses import replace
 from typing import assert_never
 
+from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.leases import remaining
 from atoll.comm.leases import samples as samples_of
 from atoll.comm.proto import atoll_pb2 as pb
@@ -94,6 +95,7 @@ from atoll.node.state_machine.state import (
 )
 
 STALL_SHARE = 0.7  # share of `members.stall`: a hung trainer is ended before the coordinator gives its node up
+NO_STATE = b"there is nothing"[:DIGEST_SIZE]  # as a state's digest: no state has it
 MAX_BAD_ORDERS = 5  # in a row of which nothing could be used: then the node leaves
 
 
@@ -264,12 +266,21 @@ def _not_moved(state: State, round_: int, out: list[Effect]) -> State:
     if round_ < 0:
         return replace(state, outer=NoState(disk_tried=by is Move.FALL_BACK, unable=by is Move.INITIALISE))
     before = state.outer.before if isinstance(state.outer, Moving) else state.outer
-    digest = before.digest if isinstance(before, At) else b""
-    return replace(state, outer=At(round_, digest, disk_tried=by is Move.FALL_BACK))
+    whole = by is not Move.REPLACE  # else it is closed, and some of its chunks may be the run's by now
+    at = At(round_, before.digest if isinstance(before, At) and whole else b"", disk_tried=by is Move.FALL_BACK)
+    if state.view is not None:
+        _deny(at, state.view, out)
+    return replace(state, outer=at)
+
+
+def _deny(at: At, view: pb.View, out: list[Effect]) -> None:
+    """Say that the state is none, where the coordinator takes it for the run's by what the node said before."""
+    if not at.digest and at.round == view.committed and view.you in ("synced", "active"):
+        out.append(ReportState(at.round, NO_STATE))
 
 
 def _in_new_session(state: State, out: list[Effect]) -> State:
-    if isinstance(state.outer, At):
+    if isinstance(state.outer, At) and state.outer.digest:
         out.append(ReportState(state.outer.round, state.outer.digest))  # before the layout: then it has said all
     if state.layout is not None and not isinstance(state.trainer, Down):
         out.append(ReportLayout(state.layout))
@@ -292,7 +303,9 @@ def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
     initialises = view.initialise and not _makes_no_state_0(at, view)
     if view.initialise and not initialises:
         out.append(ReportState(0, b""))
-    if view.you == "recovering" and isinstance(at, At) and at.round == view.committed:
+    if isinstance(at, At):
+        _deny(at, view, out)
+    if view.you == "recovering" and isinstance(at, At) and at.digest and at.round == view.committed:
         known = view.state_digest != b"" and at.digest == view.state_digest
         if known or initialises:  # it may have state_0 that it is to make: everybody was away
             out.append(ReportState(at.round, at.digest))
@@ -342,7 +355,7 @@ def _decide(state: State, out: list[Effect]) -> State:
         return replace(state, reduce=state.reduced)
     if view.tied and view.you == "recovering" and isinstance(state.outer, At):
         return _go_back(state, state.outer, view, out)
-    if not isinstance(state.outer, At) or state.outer.round != view.committed or _differs(state.outer, view):
+    if not isinstance(state.outer, At) or state.outer.round != view.committed or _is_wrong(state.outer, view):
         return _move(state, state.outer, view, out)
     if view.HasField("plan") and (reducing := _reduce(state, view.plan, out)) is not None:
         return reducing
@@ -379,7 +392,10 @@ def _is_left_out(state: State, ready: Work) -> bool:
     return reduced is None or reduced.attempt[0] != ready.round
 
 
-def _differs(at: At, view: pb.View) -> bool:
+def _is_wrong(at: At, view: pb.View) -> bool:
+    """Whether its state of the committed round is not the run's, or none."""
+    if not at.digest:
+        return view.state_digest != b"" or view.initialise
     return view.you == "recovering" and view.state_digest != b"" and at.digest != view.state_digest
 
 

@@ -6,6 +6,7 @@ import pytest
 from member_story import Story
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import conduct, lateness
 from atoll.coordinator.state_machine.members import suspect
 from atoll.coordinator.state_machine.state import State
@@ -42,6 +43,19 @@ def test_a_timeout_is_ten_times_the_prediction_and_time_for_the_arithmetic(story
 def test_each_further_attempt_has_twice_the_time(story: Story) -> None:
     found = [lateness.reduce_timeout(predicting(story.state, 7.0, attempt)) for attempt in (1, 2, 3, 4, 99)]
     assert found == pytest.approx([100.0, 200.0, 400.0, 600.0, 600.0], abs=0.01)
+
+
+def test_a_contributor_may_hold_up_an_owner_for_half_a_stage_where_all_links_are_known(story: Story) -> None:
+    known = {n: replace(m, up=40.0, down=40.0) for n, m in story.state.members.here.items()}
+    state = replace(story.state, members=replace(story.state.members, here=known))
+    rounds = replace(state.config.rounds, reduce_timeout=600.0)
+    state = replace(state, config=replace(state.config, rounds=rounds))
+    assert lateness.patience(state, 7.0) == pytest.approx(50.0, abs=0.01)
+    assert lateness.patience(state, 1000.0) == 300.0
+    assert lateness.patience(state, 0.0) == 0.0 == lateness.patience(story.state, 7.0), (
+        "it has as long as it takes"
+    )
+    assert view(predicting(state, 7.0), ALL[0]).plan.patience == 0.0, "as it was when the attempt opened"
 
 
 def late(story: Story, *nodes: NodeId) -> set[NodeId]:

@@ -82,10 +82,11 @@ def one_result_an_attempt(world: "World", round_: int, since: int, chunk: int, p
 
 
 def attempts_end_in_time(world: "World", batch: Batch) -> None:
-    """No attempt is in force for longer than it may."""
+    """No attempt is in force for longer than it may: it has its time until all is sealed, and as much until all is
+    held."""
     plan, limit = batch.state.round.plan, world.config.rounds.reduce_timeout
     assert plan is not None
-    took = batch.now - plan.opened_at
+    took = batch.now - plan.stage_at
     if batch.state.round.audits:  # each of their auditors has its own time
         return
-    hold(took < limit + 1.0, f"{plan.fence} is in force for {took:.1f} s of {limit:g}")
+    hold(took < limit + 1.0, f"{plan.fence} waits for {took:.1f} s of {limit:g}")

@@ -3,6 +3,13 @@
 from sim.mutations.mutation import SCENARIOS, C, Mutation
 
 MUTATIONS = [
+    Mutation(
+        "a round stands still for a quarter of its inner time",
+        C + "state_machine/rounds.py",
+        "share = min(rounds.grace, MAX_COLLECT_SHARE)",
+        "share = rounds.grace",
+        "tests/coordinator/state_machine/test_misconduct.py",
+    ),
     # Rounds
     Mutation(
         "a contribution to another round counts",
