@@ -166,6 +166,7 @@ class HeartbeatRequest(_message.Message):
     DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     TRAINER_RSS_BYTES_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -194,6 +195,10 @@ class HeartbeatRequest(_message.Message):
     """resident memory of the trainer's processes"""
     pause: _builtins.int
     """why the node may take no inner steps for now: a `PauseReason` (comm/pause_reasons.py); 0: it may"""
+    @_builtins.property
+    def unanswered(self) -> Global___PhaseSeconds:
+        """how it spent the time since a heartbeat was last answered; none: the last one was"""
+
     def __init__(
         self,
         *,
@@ -215,14 +220,51 @@ class HeartbeatRequest(_message.Message):
         device_bytes: _builtins.int = ...,
         trainer_rss_bytes: _builtins.int = ...,
         pause: _builtins.int = ...,
+        unanswered: Global___PhaseSeconds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["unanswered", b"unanswered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class PhaseSeconds(_message.Message):
+    """Seconds in each phase, by the node's own clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INNER_FIELD_NUMBER: _builtins.int
+    SYNC_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RECOVERING_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    inner: _builtins.float
+    sync: _builtins.float
+    waiting: _builtins.float
+    recovering: _builtins.float
+    starting: _builtins.float
+    paused: _builtins.float
+    def __init__(
+        self,
+        *,
+        inner: _builtins.float = ...,
+        sync: _builtins.float = ...,
+        waiting: _builtins.float = ...,
+        recovering: _builtins.float = ...,
+        starting: _builtins.float = ...,
+        paused: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inner", b"inner", "paused", b"paused", "recovering", b"recovering", "starting", b"starting", "sync", b"sync", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PhaseSeconds: _TypeAlias = PhaseSeconds  # noqa: Y015
 
 @_typing.final
 class Fence(_message.Message):

@@ -8,15 +8,15 @@
     stall              no round is committed for `STALL_FACTOR` times as long as      one is
                        the last ones took (though enough members are there)
     lost_quorum        fewer members can train than the run needs                     enough can
-    state_divergence   members made different states of a round                       those of a later one are equal
+    state_divergence   members made different states of a round                       a later round
     loss_divergence    the training loss is far above what it was, or no number       it is not
     low_goodput        of the members' time less than `GOODPUT` went into steps       more than `GOOD_AGAIN` does
                        that a commit has
     convicted          (once for each member that is evicted or banned for what it did)
 
-An alert is told when it begins and when it is over, not in between. Who sends them (`webhook`, `wandb_logger`) keeps
-nothing: which ones are on is kept in the journal, so that a restart of the coordinator repeats none. Times are
-seconds on the coordinator's clock, which was not running while it was away: that is no stall.
+An alert is told when it begins and when it is over, not in between. Who sends them (`webhook`, `wandb_logger`)
+keeps nothing: which ones are on is kept in the journal, so that a restart of the coordinator repeats none. Times
+are seconds on the coordinator's clock, which was not running while it was away: that is no stall.
 """
 
 from collections import deque

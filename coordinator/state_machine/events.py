@@ -410,8 +410,8 @@ class TrainerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A member's failure and what it cost: told when the round in which it was noticed is committed, and again, with
-    the same number, once the member trains again."""
+    """A member's failure and what it cost: told when the round in which it was noticed is committed, and again,
+    with the same number, once the member trains again."""
 
     number: int  # counts the run's failures, from 1
     node: NodeId
@@ -468,8 +468,8 @@ class CommitRecord:
     decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence
     figures: dict[NodeId, TrainerFigures] = field(default_factory=dict)  # of contributors
     goodput: dict[str, float] = field(default_factory=dict)  # node-seconds in each bucket, since the run began
-    # of each node: seconds in each bucket since the record before, zeros left out. What was open there and has come
-    # to an end since is less than nothing here (`coordinator/service/goodput.py`)
+    # of each node: seconds in each bucket since the record before, zeros left out. What was open there and has
+    # come to an end since is less than nothing here (`coordinator/service/goodput.py`)
     spent: dict[NodeId, dict[str, float]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()  # noticed, or over, since the record before
 
