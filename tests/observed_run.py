@@ -3,7 +3,8 @@
 train NAME...         their heartbeats say that they take inner steps (`phase NAME... inner`)
 rest NAME...          ... that they wait
 save                  the telemetry is saved, as the coordinator does every few seconds; `restart` goes on from there
-away NAME... k=1...   what their next heartbeats say of the time in which nobody answered: seconds in each phase
+away NAME... [steps=9] k=1...   what their next heartbeats say of the time in which nobody answered: seconds in
+                      each phase, and so many steps more
 time                  seconds of each node in each bucket
 cut                   what the last commit's record says of each node's time
 failures              what the last commit's record says of failures
@@ -19,7 +20,7 @@ from atoll.coordinator.service.failures import sentences
 from atoll.coordinator.service.goodput import BUCKETS, compute_utilisation, fleet_goodput
 from atoll.coordinator.service.telemetry import Telemetry, Vitals
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.state import State, with_member
 from atoll.coordinator.state_machine.step import step
 
 VERBS = {"train": "inner", "rest": "waiting"}
@@ -48,13 +49,17 @@ class ObservedRun(Run):
 
     def restart(self, away: float) -> None:
         self.telemetry = Telemetry.load(self.saved)
-        replayed = State(self.config)
+        replayed, until = State(self.config), self.telemetry.until
         for at, event in self.journal:
             before = replayed
             replayed, _ = step(before, event, at)
-            if at > self.telemetry.until:
+            if at > until:
                 self._observe(before, event, at)
+        steps = {n: m.step for n, m in self.state.members.here.items()}
         super().restart(away)
+        here = self.state.members.here  # nodes know how far they are
+        known = {n: replace(m, step=steps.get(n, m.step)) for n, m in here.items()}
+        self.state = replace(self.state, members=replace(self.state.members, here=known))
 
     def do(self, verb: str, args: list[str]) -> None:
         match verb:
@@ -64,7 +69,11 @@ class ObservedRun(Run):
                 self.saved = self.telemetry.dump()
             case "away":
                 told = {k: float(v) for k, v in (a.split("=") for a in args if "=" in a)}
-                self.away |= {self.node(name): told for name in args if "=" not in name}
+                steps = int(told.pop("steps", 0))
+                for member in [self.member(self.node(name)) for name in args if "=" not in name]:
+                    self.away[member.node] = told
+                    ahead = member.step[0], member.step[1] + steps
+                    self.state = with_member(self.state, replace(member, step=ahead))
             case "time" | "cut" | "failures" | "goodput":
                 self.said += self.observed(verb)
             case _:

@@ -83,7 +83,8 @@ class EventLoop:
         durable effect, `healthy` when the journal stops taking writes and when it takes them again."""
         self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
         self.telemetry = _telemetry(journal)
-        self._config_digest = digest(to_json(config)).hex()
+        self._seen_until = self.telemetry.until  # seconds; what the journal has of later is new to it
+        self.config_digest = digest(to_json(config)).hex()
         self._machine = JournaledMachine(config, journal, publish=self._published, replayed=self._replayed)
         self.clock = Clock(self._machine.last_at)
         self.telemetry.reconcile(self.state, self.clock())
@@ -91,6 +92,7 @@ class EventLoop:
         recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
         past = [record.val_loss for record in recent if record.val_loss is not None]
         self.last_val_loss: float | None = past[-1] if past else None
+        self.last_train_loss = next((r.train_loss for r in reversed(recent) if not r.void), None)
         self.trouble = ""  # why nothing can be written now
         self.draining = False  # the process is about to end
         self.refusing: Callable[[], bool] = lambda: False  # whether calls are not answered now
@@ -229,13 +231,13 @@ class EventLoop:
     def _published(self, record: CommitRecord) -> list[Effect]:
         """The record with what was seen of its round beyond what the state machine decides upon, and what its
         failures cost, in sentences."""
-        record = replace(self.telemetry.complete(record), config_digest=self._config_digest)
+        record = replace(self.telemetry.complete(record), config_digest=self.config_digest)
         notes = [Note(sentence, node) for node, sentence in sentences(record.failures, record.names)]
         return [*notes, Publish(record)]
 
     def _replayed(self, before: State, after: State, event: Event, out: list[Effect], at: float) -> None:
         """What the journal has that was not seen yet when the telemetry was saved."""
-        if at > self.telemetry.until:
+        if at > self._seen_until:
             records = [effect.record for effect in out if isinstance(effect, Publish)]
             self.telemetry.record_batch(before, after, [event], records, at)
 
@@ -252,8 +254,10 @@ class EventLoop:
                 case Publish(record):
                     log.info(sentence(record), extra={"fields": {"round": record.round}})
                     self.last_val_loss = self.last_val_loss if record.val_loss is None else record.val_loss
-                case Decision():
-                    pass  # its note says it
+                    self.last_train_loss = self.last_train_loss if record.void else record.train_loss
+                    self.metrics.publish(record)
+                case Decision():  # its note says it
+                    self.metrics.decide(effect)
             self._tell(effect)
         if batch.entries:
             self._changed.set()

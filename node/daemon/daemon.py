@@ -34,6 +34,7 @@ from atoll.node.daemon.audits import offers
 from atoll.node.daemon.join_checks import log_run, look_around
 from atoll.node.daemon.manners import Manners
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
+from atoll.node.daemon.phase_clock import PhaseClock
 from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.run_status import of_the_run
 from atoll.node.daemon.session import MEGABIT, CoordinatorSession
@@ -87,6 +88,7 @@ class Daemon:
         self._state = State()
         self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._pulse = Pulse()
+        self._phases = PhaseClock(time.monotonic(), self._state.phase)
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
         self._ending = False  # the process was told to end
@@ -231,7 +233,9 @@ class Daemon:
                 trouble=self._trouble,
                 pause=self._manners.reason or 0,
             )
-            await member.control.heartbeat(beat)
+            if unanswered := self._phases.beat(time.monotonic()):
+                beat.unanswered.CopyFrom(pb.PhaseSeconds(**unanswered))
+            self._phases.heard(await member.control.heartbeat(beat))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):  # wait_for may lose a cancellation
                     await self._beat.wait()
@@ -253,6 +257,8 @@ class Daemon:
             self._act(effect)
         if self._loop is not None:
             self._loop.replays.follow(self._state)
+        if self._state.phase != before:
+            self._phases.enter(self._state.phase, time.monotonic())
         if self._state.phase != before or isinstance(event, ev.PauseChanged):
             self._beat.set()
 

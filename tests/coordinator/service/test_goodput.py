@@ -51,7 +51,7 @@ def test_inner_time_is_open_until_a_commit_has_it() -> None:
 def test_steps_after_the_contribution_are_the_next_rounds() -> None:
     meter = training()
     beat(meter, 30, "inner", 1, 40)
-    meter.record_contribution(A, 1, carries=False)  # with overlap the trainer goes on
+    meter.record_contribution(A, 1, carries=False, goes_on=True)
     beat(meter, 35, "inner", 2, 10)
     meter.record_commit(1, {A: 1.0}, 35)
     assert spent(meter, 35) == {"starting": 10, "inner": 20, "open": 5}
