@@ -96,6 +96,12 @@ class CommandBehindDashes(click.Command):
     help="Seconds to try for a coordinator at first.",
 )
 @click.option("--no-checks", is_flag=True, help="Do not look at this machine and at the way there first.")
+@click.option(
+    "--metrics",
+    default="",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics for Prometheus there; without HOST on 127.0.0.1. Not served unless given.",
+)
 @log.level_option
 @log.log_file_option
 @click.option(
@@ -114,6 +120,7 @@ def join(
     name: str,
     patience: float,
     no_checks: bool,
+    metrics: str,
     log_level: str,
     log_file: Path | None,
     detach: bool,
@@ -148,7 +155,9 @@ def join(
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
         looks = not no_checks
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command, trains_as, looks)
+        options = JoinOptions(
+            state_dir, listen, advertise, name, patience, leaf, command, trains_as, looks, metrics
+        )
         life = Reducer if role == "reducer" else Daemon
         raise_limit()
         if looks:
@@ -357,6 +366,8 @@ def check_join(context: click.Context) -> CheckedJoin:
         listen = "127.0.0.1:0"
     if advertise:
         split_host_port(advertise, "--advertise")
+    if metrics := given["metrics"]:
+        split_host_port(metrics if ":" in metrics else f":{metrics}", "--metrics")
     state_dir = given["state_dir"].expanduser().absolute()  # a script may go elsewhere
     config = load_settings(state_dir, given["overrides"])
     if command and config.machines > 1:

@@ -151,6 +151,7 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
     whole = sum(seconds.values())
     return {
         "run_id": run,
+        "at": now,  # seconds since 1970, by the coordinator's clock
         "incarnation": state.incarnation,
         "epoch": state.epoch,
         "round": state.committed if state.round.phase is Phase.FINISHED else state.round.number,

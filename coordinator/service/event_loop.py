@@ -232,7 +232,8 @@ class EventLoop:
         """The record with what was seen of its round beyond what the state machine decides upon, and what its
         failures cost, in sentences."""
         record = replace(self.telemetry.complete(record), config_digest=self.config_digest)
-        notes = [Note(sentence, node) for node, sentence in sentences(record.failures, record.names)]
+        names = {failure.node: self.state.name(failure.node) for failure in record.failures}
+        notes = [Note(sentence, node) for node, sentence in sentences(record.failures, names)]
         return [*notes, Publish(record)]
 
     def _replayed(self, before: State, after: State, event: Event, out: list[Effect], at: float) -> None:

@@ -4,9 +4,6 @@ Of the run as it stands, and of its members, `atoll.coordinator.monitor.run_metr
 Prometheus's conventions: base units, `_total` for what only grows, no series for what has no end.
 """
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
-
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -17,6 +14,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from atoll.comm.build_info import build_info
 from atoll.coordinator.state_machine.events import CommitRecord, Decision
 
 LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -32,7 +30,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         r = self.registry = CollectorRegistry()
         ProcessCollector(registry=r)
-        Info("atoll_build", "Version of Atoll and of Python.", registry=r).info(build())
+        Info("atoll_build", "Version of Atoll and of Python.", registry=r).info(build_info())
         self.heartbeats = Counter("atoll_heartbeats", "Heartbeats served.", registry=r)
         self.reports = Counter("atoll_reports", "Reports served, by kind.", ["kind"], registry=r)
         self.refused = Counter("atoll_refused_calls", "Calls refused, by gRPC's code.", ["code"], registry=r)
@@ -120,12 +118,3 @@ class Metrics:
     def decide(self, decision: Decision) -> None:
         """Count a decision against a member."""
         self._decisions.labels(decision.consequence.replace(" ", "_")).inc()
-
-
-def build() -> dict[str, str]:
-    """Which Atoll this is, and what it runs on."""
-    try:
-        known = version("atoll")
-    except PackageNotFoundError:
-        known = "unknown"
-    return {"version": known, "python": platform.python_version(), "system": platform.system()}

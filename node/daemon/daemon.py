@@ -33,6 +33,7 @@ from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
 from atoll.node.daemon.join_checks import log_run, look_around
 from atoll.node.daemon.manners import Manners
+from atoll.node.daemon.metrics_page import metrics_page
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.phase_clock import PhaseClock
 from atoll.node.daemon.pulse import Pulse
@@ -121,7 +122,7 @@ class Daemon:
                     if self._options.checks:
                         log_run(self._member, self._config)
                     self._supervisor = self._make_supervisor()
-                    with on_signals(self._interrupt):
+                    with on_signals(self._interrupt), metrics_page(self._options.metrics, self.status):
                         verbs = self._manners.verbs | {"finish": self._finish}
                         serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
                         async with serving:
@@ -509,6 +510,7 @@ class Daemon:
             "recovering": self._recovering,
             "recovery": how_far(outer_loop.recovering) if outer_loop is not None else None,
             "recovery_trouble": outer_loop.stranded if outer_loop is not None else "",
+            "phase_seconds": self._phases.seconds(time.monotonic()),
             "coordinator_away_s": self._member.control.away,
             "penalty": self._member.penalty,
             "run_phase": view.phase if view is not None else "",

@@ -25,6 +25,7 @@ from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import Audits
 from atoll.node.daemon.join_checks import look_around
+from atoll.node.daemon.metrics_page import metrics_page
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.outer.method import seal_format
@@ -59,7 +60,7 @@ class Reducer:
         ) as self._member:
             try:
                 self._heartbeat = (await self._member.join("reducer")).heartbeat
-                with on_signals(self._over.set):
+                with on_signals(self._over.set), metrics_page(self._options.metrics, self.status):
                     async with control_socket.serve(self._options.state_dir, self.status, self._over.set):
                         await self._live()
                 await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
