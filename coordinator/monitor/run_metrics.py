@@ -111,8 +111,9 @@ class RunCollector(Collector):
             heard.add_metric(who, m.heard_at)
             sent.add_metric(who, vitals.bytes_up)
             got.add_metric(who, vitals.bytes_down)
-            for bucket, seconds in telemetry.meter.of_node(m.node, now).items():
-                time.add_metric([*who, bucket], seconds)
+            if spent := telemetry.meter.of_node(m.node, now):
+                for bucket, seconds in ({"inner": 0.0} | spent).items():
+                    time.add_metric([*who, bucket], seconds)
             for name, family in figures.items():
                 if (value := getattr(vitals, name)) or name == "data_wait":
                     family.add_metric(who, value)

@@ -49,7 +49,9 @@ MAX_WRITE_PAUSE = 0.01
 RETRY_INTERVAL = 1.0  # seconds between two tries to write on a disk that is full
 PARDON_INTERVAL = 1.0  # seconds between two looks whether the operator pardons somebody
 TELEMETRY = "observed"  # its key in the journal's meta
-TELEMETRY_INTERVAL = 10.0  # seconds between two saves of the telemetry
+# Seconds between two saves of the telemetry: what heartbeats said since the last one is lost with the process. With
+# many members it is long to write.
+MIN_TELEMETRY_INTERVAL, MAX_TELEMETRY_INTERVAL, TELEMETRY_INTERVAL_PER_NODE = 1.0, 10.0, 0.02
 ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"
 
@@ -125,7 +127,7 @@ class EventLoop:
                     await self._commit(self._group.prepare_tick(now))
                     if now - self._pardons_read_at > PARDON_INTERVAL:
                         await self._take_pardons(now)
-                    if now - self._telemetry_saved_at > TELEMETRY_INTERVAL:
+                    if now - self._telemetry_saved_at > self._telemetry_interval:
                         await self._durably(self._save(self.telemetry.dump()))
             await self._durably(self._save(self.telemetry.dump()))
 
@@ -201,6 +203,11 @@ class EventLoop:
         with self.metrics.writes.time():
             self._machine.write(batch)
         self.metrics.events_since_snapshot.set(self._machine.events_since_snapshot)
+
+    @property
+    def _telemetry_interval(self) -> float:
+        nodes = len(self.telemetry.meter.accounts)
+        return min(MIN_TELEMETRY_INTERVAL + nodes * TELEMETRY_INTERVAL_PER_NODE, MAX_TELEMETRY_INTERVAL)
 
     def _save(self, dump: str) -> Callable[[], None]:
         self._telemetry_saved_at = self.clock()

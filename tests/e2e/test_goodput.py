@@ -83,8 +83,9 @@ def test_buckets_add_up_and_each_injected_loss_is_in_its_own(run: Run) -> None:
     until("that all are heard again", lambda: all(run.member(n).get("state") == "active" for n in NAMES))
     committed = run.committed()
     until("a commit", lambda: run.committed() > committed)
-    for name in NAMES:
-        assert spent(run, name, "down", before[name]) == spent(run, name, "starting", before[name]) == 0, name
+    for name in NAMES:  # what was seen in the last second before the end may be booked otherwise
+        for bucket in ("down", "starting", "recovering"):
+            assert abs(spent(run, name, bucket, before[name])) <= 1.5, (name, bucket)
 
     # A node is paused.
     before_pause = seconds(run, "bo")
