@@ -81,8 +81,8 @@ def coordinator() -> None:
     envvar="ATOLL_WEBHOOK",
     show_envvar=True,
     metavar="URL",
-    help="Where alerts are posted to as JSON: a stall, too few members, states or losses that diverge, low goodput, a "
-    "member that is out for what it did.",
+    help="Where alerts are posted to as JSON: a stall, too few members, diverging states or losses, low goodput, "
+    "a member that is out for what it did.",
 )
 @method_option
 @log.level_option

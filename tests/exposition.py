@@ -44,7 +44,9 @@ def of_coordinator(folder: Path) -> str:
     return asyncio.run(story())
 
 
-class _Node:
+class Node:
+    """A registry's collector of a node of which everything is known."""
+
     def collect(self) -> Any:
         return families(STATUS)
 
@@ -53,7 +55,7 @@ def of_node() -> str:
     """A node of which everything is known."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Node())  # type: ignore[arg-type]
+    registry.register(Node())
     return generate_latest(registry).decode()
 
 
@@ -63,8 +65,8 @@ def names(text: str) -> set[str]:
 
 
 def changed(text: str, **values: float) -> str:
-    """The scrape with other values of these series, by the beginnings of their lines. AssertionError for one that is
-    not there."""
+    """The scrape with other values of these series, by the beginnings of their lines. AssertionError for one that
+    is not there."""
     for series, value in values.items():
         text, count = re.subn(rf"(?m)^({re.escape(series)}(?:\{{[^}}]*\}})?) \S+$", rf"\g<1> {value}", text)
         assert count, series

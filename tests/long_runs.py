@@ -15,7 +15,7 @@ USUAL = (9000.0, 0.4, 0.37, 3e-4, 0.01)  # figures of a trainer
 def time_of_a_round(rng: random.Random) -> dict[str, float]:
     """Seconds of a member in which nothing went wrong."""
     usual = {"inner": 3500.0, "sync": 88.0, "waiting": 4.0}
-    return {bucket: rounded(rng.gauss(of, of / 10), 8) for bucket, of in usual.items()}
+    return {bucket: round(rng.gauss(of, of / 10), 1) for bucket, of in usual.items()}
 
 
 def long_record(round_: int, members: int) -> CommitRecord:

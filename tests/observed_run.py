@@ -2,7 +2,7 @@
 
 train NAME...         their heartbeats say that they take inner steps (`phase NAME... inner`)
 rest NAME...          ... that they wait
-save                  the telemetry is saved, as the coordinator does every few seconds; `restart` goes on from there
+save                  the telemetry is saved, as the coordinator does now and then: `restart` goes on from there
 away NAME... [steps=9] k=1...   what their next heartbeats say of the time in which nobody answered: seconds in
                       each phase, and so many steps more
 time                  seconds of each node in each bucket

@@ -88,13 +88,35 @@ class Alert:
         return TITLES[self.kind] if self.on else f"over: {TITLES[self.kind]}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What the rules remember of a commit record: of many members it is large."""
+
+    round: int
+    void: bool
+    train_loss: float
+    seconds: float  # that it took
+    equal: bool | None  # the states that were made of it
+    odd: tuple[str, ...]  # whose state was another than the run's
+    inner: float  # node-seconds that commits have
+    whole: float  # node-seconds of everything
+
+    @classmethod
+    def of(cls, record: CommitRecord) -> "_Round":
+        odd = (record.names.get(n, n) for n, d in record.digests.items() if d != record.state_digest)
+        spent = record.spent.values()
+        inner, whole = sum(of.get("inner", 0.0) for of in spent), sum(sum(of.values()) for of in spent)
+        seconds, equal = sum(record.seconds.values()), record.digests_equal
+        return cls(record.round, record.void, record.train_loss, seconds, equal, tuple(odd), inner, whole)
+
+
 class AlertRules:
     """The rules, with what they remember: of rounds and since when something holds."""
 
     def __init__(self, past: Iterable[CommitRecord] = ()) -> None:
         """`past`: the latest commit records of earlier processes, in their order."""
         self.on: dict[AlertKind, float] = {}  # which are on, and since when
-        self._records = deque[CommitRecord](maxlen=RECORDS)
+        self._rounds = deque[_Round](maxlen=RECORDS)
         self._decided: list[Decision] = []
         self._committed = -1  # rounds, when it last looked
         self._progress_at = 0.0  # seconds; when that became so, or this process began to look
@@ -104,9 +126,9 @@ class AlertRules:
 
     def record(self, record: CommitRecord) -> None:
         """Take in a commit record that was published."""
-        while self._records and self._records[-1].round >= record.round:  # void rounds take the place of what was
-            self._records.pop()
-        self._records.append(record)
+        while self._rounds and self._rounds[-1].round >= record.round:  # void rounds take the place of what was
+            self._rounds.pop()
+        self._rounds.append(_Round.of(record))
 
     def decide(self, decision: Decision) -> None:
         """Take in a decision against a member."""
@@ -150,7 +172,7 @@ class AlertRules:
             self.on = {}
 
     def _stall(self, state: State, now: float) -> str:
-        took = [sum(r.seconds.values()) for r in self._records if not r.void][-STALL_ROUNDS:]
+        took = [r.seconds for r in self._rounds if not r.void][-STALL_ROUNDS:]
         if not took or state.round.phase is Phase.FINISHED or self._few(state):
             return ""
         limit, waited = max(STALL_FACTOR * median(took), MIN_STALL_SECONDS), now - self._progress_at
@@ -179,15 +201,15 @@ class AlertRules:
         return f"{able} of the {need} members that the run needs (members.minimum) can train: no round goes on"
 
     def _state_divergence(self) -> str:
-        told = next((r for r in reversed(self._records) if r.digests_equal is not None), None)
-        if told is None or told.digests_equal:
+        told = next((r for r in reversed(self._rounds) if r.equal is not None), None)
+        if told is None or told.equal:
             return ""
-        odd = [told.names.get(n, n) for n, digest in told.digests.items() if digest != told.state_digest]
+        odd = told.odd
         who = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
         return f"the states that members made of round {told.round} differ; another than the run's: {who}"
 
     def _loss_divergence(self) -> str:
-        losses = [r.train_loss for r in self._records if not r.void]
+        losses = [r.train_loss for r in self._rounds if not r.void]
         if losses and not isfinite(losses[-1]):
             return f"the training loss is {losses[-1]}"
         losses = [loss for loss in losses if isfinite(loss)]
@@ -202,12 +224,8 @@ class AlertRules:
     def _low_goodput(self) -> str:
         inner = whole = wall = 0.0
         rounds = 0
-        for record in reversed(self._records):
-            for spent in record.spent.values():
-                inner += spent.get("inner", 0.0)
-                whole += sum(spent.values())
-            wall += sum(record.seconds.values())
-            rounds += 1
+        for known in reversed(self._rounds):
+            inner, whole, wall, rounds = inner + known.inner, whole + known.whole, wall + known.seconds, rounds + 1
             if wall >= GOODPUT_SECONDS and rounds >= LOSS_ROUNDS:
                 break
         else:

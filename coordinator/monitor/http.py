@@ -37,8 +37,8 @@ RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
 
 
 def app(loop: EventLoop, records: RunRecords, run: str, rules: AlertRules | None = None) -> Starlette:
-    """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run. `rules`:
-    those of the run's alerts, if any are looked at."""
+    """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run.
+    `rules`: those of the run's alerts, if any are looked at."""
     collector = RunCollector(loop, run, rules or AlertRules())
     answer, made_at = b"", -SNAPSHOT_TTL  # of /api/run: with a thousand members it is made once for all who ask
 

@@ -2,9 +2,10 @@
 
     {"run", "kind", "on", "title", "sentence", "at", "round", "node", "name", "page", "text", "content"}
 
-`at` is in seconds since 1970; `text` and `content` say all of it in a line, for receivers of chats that show the one
-or the other. What is not taken is tried again, with longer and longer pauses, for `PATIENCE` seconds; what the
-receiver refuses is not. Of alerts that wait the oldest give way. The URL may carry a secret: logs name its host only.
+`at` is in seconds since 1970; `text` and `content` say all of it in a line, for receivers of chats that show the
+one or the other. What is not taken is tried again, with longer and longer pauses, for `PATIENCE` seconds; what the
+receiver refuses is not. Of alerts that wait the oldest give way. The URL may carry a secret: logs name its host
+only.
 """
 
 import logging

@@ -49,8 +49,8 @@ MAX_WRITE_PAUSE = 0.01
 RETRY_INTERVAL = 1.0  # seconds between two tries to write on a disk that is full
 PARDON_INTERVAL = 1.0  # seconds between two looks whether the operator pardons somebody
 TELEMETRY = "observed"  # its key in the journal's meta
-# Seconds between two saves of the telemetry: what heartbeats said since the last one is lost with the process. With
-# many members it is long to write.
+# Seconds between two saves of the telemetry: what heartbeats said since the last one is lost with the process.
+# With many members it is long to write.
 MIN_TELEMETRY_INTERVAL, MAX_TELEMETRY_INTERVAL, TELEMETRY_INTERVAL_PER_NODE = 1.0, 10.0, 0.02
 ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"

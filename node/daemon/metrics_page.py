@@ -1,5 +1,5 @@
-"""A node's own `/metrics` for Prometheus, where its owner asks for it (`--metrics`): off otherwise, on this machine
-alone unless told.
+"""A node's own `/metrics` for Prometheus, where its owner asks for it (`--metrics`): off otherwise, on this
+machine alone unless told.
 
 The library's server answers in threads of its own; each scrape has the daemon's event loop say how it stands, so
 nothing is read while it changes, and a scrape that comes while the loop is busy waits for it.
@@ -52,8 +52,8 @@ def metrics_address(text: str) -> tuple[str, int]:
 @contextlib.contextmanager
 def metrics_page(address: str, status: Callable[[], Figures]) -> Iterator[None]:
     """Answer scrapes at this address while the context lasts; not at all where it is empty. `status`: what `atoll
-    node status` shows, with `phase_seconds`; it is called in this event loop. Raises `ConfigError` where nobody can
-    listen there."""
+    node status` shows, with `phase_seconds`; it is called in this event loop. Raises `ConfigError` where nobody
+    can listen there."""
     if not address:
         yield
         return

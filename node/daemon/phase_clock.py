@@ -1,4 +1,5 @@
-"""How long a node was in each phase, by its own clock: for its `/metrics`, and for a coordinator that did not answer.
+"""How long a node was in each phase, by its own clock: for its `/metrics`, and for a coordinator that did not
+answer.
 
 The coordinator sees phases change as they do, and counts by its own clock. Only of a time in which it answered no
 heartbeat does it ask how the node has divided it.

@@ -1,5 +1,5 @@
-"""Where the time of real nodes goes: whatever happens to them, the buckets add up, and what is done to one is found
-in the bucket that it belongs to."""
+"""Where the time of real nodes goes: whatever happens to them, the buckets add up, and what is done to one is
+found in the bucket that it belongs to."""
 
 import signal
 import subprocess

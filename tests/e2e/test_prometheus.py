@@ -1,5 +1,5 @@
-"""A real Prometheus with the rules of docker/: each alert fires, and none does where all is well. It needs Debian's
-prometheus: apt-get install -y --no-install-recommends prometheus."""
+"""A real Prometheus with the rules of docker/: each alert fires, and none does where all is well. It needs
+Debian's prometheus: apt-get install -y --no-install-recommends prometheus."""
 
 import json
 import re
@@ -166,7 +166,8 @@ def test_each_alert_fires_when_it_should_and_dashboards_are_answered(
         down = {"AtollCoordinatorDown", "AtollNodeDown"}
         until(f"{sorted(every - down)}", lambda: fires(*(every - down)), 120)
         assert not fired & down
-        coordinator.close(), node.close()
+        coordinator.close()
+        node.close()
         until(f"{sorted(down)}", lambda: fires(*down), 120)
         assert fired == every
     finally:

@@ -1,4 +1,5 @@
-"""A node's own `/metrics`: where its owner asks for it, and with names that Prometheus's linter has nothing against."""
+"""A node's own `/metrics`: where its owner asks for it, and with names that Prometheus's linter has nothing
+against."""
 
 import asyncio
 import socket
