@@ -8,8 +8,8 @@ its trainer; one at a time of each. Its seconds count from the moment at which a
 far as the coordinator can tell: `detected` until the run noticed, `recovered` until the member trained again, or
 was heard again where nothing but its connection had failed. `lost` is its own work. `waited` is what the others
 lost: what they waited and exchanged, in the round in which it was noticed, beyond what is usual for a round in
-which nothing fails, or beyond what the round's plan foretold where there was none yet. Failures of one round share
-that.
+which nothing is noticed, or beyond what the round's plan foretold where there was none yet. Failures of one round
+share that.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class FailureLog(msgspec.Struct):
         """The round is committed, in which its `survivors` waited and exchanged for so many node-seconds, and its
         plan foretold `predicted` seconds of exchange. Returns the failures that its record tells of."""
         fresh = [f for f in (*self.over, *self.open.values()) if f.round == round_]
-        if not fresh and not self.open and survivors:
+        if not fresh and survivors:
             self.quiet = [*self.quiet, waited / survivors][-MAX_QUIET:]
         usual = median(self.quiet) if self.quiet else predicted
         each = max(waited - usual * survivors, 0.0) / max(len(fresh), 1)

@@ -88,7 +88,7 @@ class Telemetry:
         meter.record_phase(node, beat.phase, now, unanswered)
         if again := meter.record_progress(node, beat.round, beat.inner_step):
             self.failures.lost(node, again)
-        if beat.phase == "inner" and node in self.failures.open:
+        if beat.phase == "inner" and beat.inner_step and node in self.failures.open:
             self.failures.recovered(node, now)
 
     def record_batch(
