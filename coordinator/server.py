@@ -89,7 +89,7 @@ async def _serve(
     certificate = load_or_make(options.state_dir) if encrypted(config, options) else None
     http_url = f"http://{join_host_port(*http_socket.getsockname()[:2])}"
     webhook = Webhook(options.webhook, config.name, http_url) if options.webhook else None
-    alarm = Alarm(journal, [webhook.send] if webhook is not None else [])
+    alarm = await asyncio.to_thread(Alarm, journal, [webhook.send] if webhook is not None else [])
 
     def tell(effect: Effect) -> None:
         if isinstance(effect, Publish):
