@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long titan harness p2p wheel chaos bench quality check format proto clean
+.PHONY: install demo test test-long prometheus titan harness p2p wheel chaos bench quality check format proto clean
 
 install: .venv/installed
 
@@ -35,9 +35,14 @@ test: .venv/installed-dev
 	$(PYTEST) --timeout 300 -m "not long and e2e"
 
 # Everything else that must pass. Emulated networks need root.
-test-long: .venv/installed-dev
+test-long: .venv/installed-dev prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e" $(CORES)
 	$(PYTEST) --timeout 1200 -m "long and e2e"
+
+# Debian's Prometheus with promtool, for the tests of metrics and alerts; who is not root is told by them how to get it.
+prometheus:
+	command -v promtool > /dev/null || [ "$$(id -u)" != 0 ] || { apt-get update -qq && \
+	    apt-get install -qq -y --no-install-recommends prometheus > /dev/null; }
 
 # The engine torchtitan on a CPU, in an environment of its own: it wants other versions of what else is installed.
 titan: .titan-venv/installed

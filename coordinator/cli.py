@@ -75,6 +75,15 @@ def coordinator() -> None:
     help="GB of older commit records in the state directory: beyond, the oldest are only in --archive, or without "
     "what was known of single members.",
 )
+@click.option(
+    "--webhook",
+    default="",
+    envvar="ATOLL_WEBHOOK",
+    show_envvar=True,
+    metavar="URL",
+    help="Where alerts are posted to as JSON: a stall, too few members, diverging states or losses, low goodput, "
+    "a member that is out for what it did.",
+)
 @method_option
 @log.level_option
 def start(
@@ -86,6 +95,7 @@ def start(
     advertise: str,
     archive: str,
     gigabytes: float,
+    webhook: str,
     method: str,
     log_level: str,
 ) -> None:
@@ -101,12 +111,14 @@ def start(
     threading.Thread(target=_warn_of_problems, args=(config,), name="check", daemon=True).start()
     from atoll.coordinator.history.record_store import opened
     from atoll.coordinator.monitor.wandb_logger import check_installed
+    from atoll.coordinator.monitor.webhook import checked_url
     from atoll.coordinator.server import ServerOptions, serve
     from atoll.coordinator.service.run_records import RecordOptions
 
     check_installed(config)
     records = RecordOptions(1e9 * gigabytes, opened(archive) if archive else None)
-    asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise, records)))
+    webhook = checked_url(webhook) if webhook else ""
+    asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise, records, webhook)))
 
 
 @coordinator.command("check")

@@ -26,9 +26,11 @@ from atoll.comm.invite import DHT, Invite, join_host_port, split_host_port
 from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.door.front_door import BACKLOG, listening_socket
 from atoll.coordinator.door.ports import PAGE
+from atoll.coordinator.monitor.alarm import Alarm
 from atoll.coordinator.monitor.blame import about
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.wandb_logger import WandbLogger
+from atoll.coordinator.monitor.webhook import Webhook
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
@@ -54,6 +56,7 @@ class ServerOptions:
     http: str  # page, host:port
     advertise: str  # control plane as nodes dial it; empty: as it listens
     records: RecordOptions = RecordOptions()
+    webhook: str = ""  # URL that alerts are posted to; empty: none is
 
 
 async def serve(config: RunConfig, options: ServerOptions) -> None:
@@ -84,10 +87,14 @@ async def _serve(
     tracker: WandbLogger,
 ) -> None:
     certificate = load_or_make(options.state_dir) if encrypted(config, options) else None
+    http_url = f"http://{join_host_port(*http_socket.getsockname()[:2])}"
+    webhook = Webhook(options.webhook, config.name, http_url) if options.webhook else None
+    alarm = await asyncio.to_thread(Alarm, journal, [webhook.send] if webhook is not None else [])
 
     def tell(effect: Effect) -> None:
         if isinstance(effect, Publish):
             records.add(effect.record)
+        alarm.tell(effect)
         tracker.tell(effect, plane.event_loop.telemetry.at_work)
 
     private = await asyncio.to_thread(private_addresses, config, options)
@@ -98,10 +105,8 @@ async def _serve(
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
     page = uvicorn.Server(
-        uvicorn.Config(app(plane.event_loop, records, config.name), log_config=None, lifespan="off")
+        uvicorn.Config(app(plane.event_loop, records, config.name, alarm.rules), log_config=None, lifespan="off")
     )
-    host, port = http_socket.getsockname()[:2]
-    http_url = f"http://{join_host_port(host, port)}"
     journal.set_meta("http", http_url)
     logging.getLogger("uvicorn.error").setLevel(
         logging.ERROR
@@ -114,7 +119,10 @@ async def _serve(
     log.info("both planes are encrypted" if certificate is not None else "nothing is encrypted (security.tls)")
     stopping = asyncio.create_task(stop.wait())
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([behind]))]
-    chores = [asyncio.create_task(chore) for chore in (_collect_garbage(plane), _maintain(records))]
+    chores = [
+        asyncio.create_task(chore)
+        for chore in (_collect_garbage(plane), _maintain(records), alarm.run(plane.event_loop))
+    ]
     try:
         await asyncio.wait((stopping, *parts), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -126,6 +134,8 @@ async def _serve(
             chore.cancel()
         plane.stop()
         page.should_exit = True
+        if webhook is not None:
+            await asyncio.to_thread(webhook.close)
         await asyncio.gather(*parts)  # one that failed: show why
 
 

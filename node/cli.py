@@ -98,6 +98,12 @@ class CommandBehindDashes(click.Command):
     help="Seconds to try for a coordinator at first.",
 )
 @click.option("--no-checks", is_flag=True, help="Do not look at this machine and at the way there first.")
+@click.option(
+    "--metrics",
+    default="",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics for Prometheus there; without HOST on 127.0.0.1. Not served unless given.",
+)
 @log.level_option
 @log.log_file_option
 @click.option(
@@ -116,6 +122,7 @@ def join(
     name: str,
     patience: float,
     no_checks: bool,
+    metrics: str,
     log_level: str,
     log_file: Path | None,
     detach: bool,
@@ -151,7 +158,9 @@ def join(
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
         looks = not no_checks
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command, trains_as, looks)
+        options = JoinOptions(
+            state_dir, listen, advertise, name, patience, leaf, command, trains_as, looks, metrics
+        )
         life = Reducer if role == "reducer" else Daemon
         raise_limit()
         if looks:
@@ -360,6 +369,8 @@ def check_join(context: click.Context) -> CheckedJoin:
         listen = "127.0.0.1:0"
     if advertise:
         split_host_port(advertise, "--advertise")
+    if metrics := given["metrics"]:
+        split_host_port(metrics if ":" in metrics else f":{metrics}", "--metrics")
     state_dir = given["state_dir"].expanduser().absolute()  # a script may go elsewhere
     if state_dir.exists() and not state_dir.is_dir():
         raise ResourceError(f"cannot use the state directory {state_dir}: it is a file; give another --state-dir")

@@ -96,10 +96,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
     "sgd tensors weights",
-    "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
-    "digest durations errors evidence exit_codes extras faults files folders fragment_schedule gateway_note ids "
-    "invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace rounding signatures "
-    "status_line strangers strikes terminal workers xdg",
+    "comm": "accelerators addresses bitmap buffers build_info byte_view child_process chunks cores decode_errors "
+    "descriptors digest durations errors evidence exit_codes extras faults files folders fragment_schedule "
+    "gateway_note ids invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace "
+    "rounding signatures status_line strangers strikes terminal workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
@@ -111,8 +111,8 @@ DOORS: dict[str, str] = {
     "coordinator.history": "record_archive record_codec record_store segment series",
     "coordinator.placement": "bandwidth_shares two_level",
     "coordinator.state_machine": "conduct credit events members rollback run_layout state step weights",
-    "coordinator.service": "control_plane event_loop invites journal run_records telemetry",
-    "coordinator.monitor": "blame contributions http terminal wandb_logger",
+    "coordinator.service": "control_plane event_loop goodput invites journal run_records telemetry",
+    "coordinator.monitor": "alarm blame contributions http terminal wandb_logger webhook",
     "node": "config devices engine_check memory preflight settings state_files top trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",

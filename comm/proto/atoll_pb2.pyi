@@ -174,6 +174,7 @@ class HeartbeatRequest(_message.Message):
     PAUSE_FIELD_NUMBER: _builtins.int
     SAVES_BYTES_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -206,6 +207,10 @@ class HeartbeatRequest(_message.Message):
     """nor does it exchange anything with peers for now: no plan is to name it"""
     relay: _builtins.str
     """multiaddr at which the node's gateway passes on what others send each other; empty: it does not"""
+    @_builtins.property
+    def unanswered(self) -> Global___PhaseSeconds:
+        """how it spent the time since a heartbeat was last answered; none: the last one was"""
+
     def __init__(
         self,
         *,
@@ -229,14 +234,51 @@ class HeartbeatRequest(_message.Message):
         pause: _builtins.int = ...,
         saves_bytes: _builtins.bool = ...,
         relay: _builtins.str = ...,
+        unanswered: Global___PhaseSeconds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["unanswered", b"unanswered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "relay", b"relay", "round", b"round", "rss_bytes", b"rss_bytes", "saves_bytes", b"saves_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "relay", b"relay", "round", b"round", "rss_bytes", b"rss_bytes", "saves_bytes", b"saves_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class PhaseSeconds(_message.Message):
+    """Seconds in each phase, by the node's own clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INNER_FIELD_NUMBER: _builtins.int
+    SYNC_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RECOVERING_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    inner: _builtins.float
+    sync: _builtins.float
+    waiting: _builtins.float
+    recovering: _builtins.float
+    starting: _builtins.float
+    paused: _builtins.float
+    def __init__(
+        self,
+        *,
+        inner: _builtins.float = ...,
+        sync: _builtins.float = ...,
+        waiting: _builtins.float = ...,
+        recovering: _builtins.float = ...,
+        starting: _builtins.float = ...,
+        paused: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inner", b"inner", "paused", b"paused", "recovering", b"recovering", "starting", b"starting", "sync", b"sync", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PhaseSeconds: _TypeAlias = PhaseSeconds  # noqa: Y015
 
 @_typing.final
 class Fence(_message.Message):

@@ -1,16 +1,15 @@
 """The read-only face of the run: a page for people, JSON for scripts, Prometheus for operators."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
@@ -18,8 +17,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from atoll.coordinator.monitor.alerts import AlertRules
 from atoll.coordinator.monitor.contributions import DEFAULT_ACCOUNTS, MAX_ACCOUNTS, contributions
+from atoll.coordinator.monitor.figures import last_val_loss, listed
+from atoll.coordinator.monitor.run_metrics import RunCollector
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
+from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine.events import CommitRecord
@@ -28,24 +31,15 @@ from atoll.coordinator.state_machine.state import Phase, State
 
 PAGE_FILE = Path(__file__).with_name("page.html")
 SNAPSHOT_TTL = 0.2  # seconds that an answer of /api/run is good for
-MAX_GONE = 50  # members that are gone and listed
-GONE_MEMORY = 86_400.0  # seconds that a member that is gone is listed
 DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
 MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
-TRAINER_FIGURES = {  # of the vitals: metrics of each member where they are known
-    "mfu": "model FLOPs utilisation",
-    "data_wait": "share of the inner steps' time spent waiting for data",
-    "gradient_norm": "norm of the last gradient",
-    "learning_rate": "inner learning rate",
-    "device_bytes": "memory at peak on the devices",
-    "trainer_rss_bytes": "resident memory of the trainer's processes",
-}
 RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
 
 
-def app(loop: EventLoop, records: RunRecords, run: str) -> Starlette:
-    """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run."""
-    loop.metrics.registry.register(_Run(loop))
+def app(loop: EventLoop, records: RunRecords, run: str, rules: AlertRules | None = None) -> Starlette:
+    """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run.
+    `rules`: those of the run's alerts, if any are looked at."""
+    collector = RunCollector(loop, run, rules or AlertRules())
     answer, made_at = b"", -SNAPSHOT_TTL  # of /api/run: with a thousand members it is made once for all who ask
 
     reading = asyncio.Semaphore()  # one answer is put together at a time, in one thread: writes need some, too
@@ -86,7 +80,11 @@ def app(loop: EventLoop, records: RunRecords, run: str) -> Starlette:
         return Response(body, media_type="application/json")
 
     async def metrics_(_: Request) -> Response:
-        return Response(generate_latest(loop.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        # Read here, where nothing changes meanwhile; written in a thread, for with a thousand members it is long.
+        families = [*loop.metrics.registry.collect(), *collector.collect()]
+        async with reading:
+            body = await asyncio.to_thread(_exposition, families)
+        return Response(body, media_type=CONTENT_TYPE_LATEST)
 
     routes = {
         "/": page,
@@ -97,6 +95,23 @@ def app(loop: EventLoop, records: RunRecords, run: str) -> Starlette:
         "/metrics": metrics_,
     }
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+
+
+class _Collected(Collector):
+    """Metrics that were read already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
+
+
+def _exposition(families: Sequence[Metric]) -> bytes:
+    """Metrics as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(_Collected(families))
+    return generate_latest(registry)
 
 
 def _asked(query: QueryParams) -> tuple[int, int, tuple[str, ...]]:
@@ -136,8 +151,11 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
     """The run now, as `GET /api/run` shows it."""
     state, now = loop.state, loop.clock()
     meter = loop.telemetry.meter
+    seconds = meter.seconds(now)
+    whole = sum(seconds.values())
     return {
         "run_id": run,
+        "at": now,  # seconds since 1970, by the coordinator's clock
         "incarnation": state.incarnation,
         "epoch": state.epoch,
         "round": state.committed if state.round.phase is Phase.FINISHED else state.round.number,
@@ -148,24 +166,20 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
         "tokens": state.tokens,
         "val_loss_first": state.initial_val_loss,
         "val_loss": last_val_loss(loop),
-        "goodput": meter.shares(now),
-        "goodput_seconds": meter.seconds(now),
+        "goodput": {bucket: spent / whole if whole else 0.0 for bucket, spent in seconds.items()},
+        "goodput_seconds": seconds,
+        "fleet_goodput": fleet_goodput(seconds),
+        "compute_utilisation": compute_utilisation(seconds),
         "awaited": awaited_names(state),
         "draining": loop.draining,
         "members": [
-            _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now) for m in _listed(state, now)
+            _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now)
+            | {"seconds": {k: round(s, 1) for k, s in meter.of_node(m.node, now).items()}}
+            for m in listed(state, now)
         ],
         "members_gone": len(state.members.departed),
         "events": [{"at": at, "node": note.node, "sentence": note.sentence} for at, note in loop.notes],
     }
-
-
-def last_val_loss(loop: EventLoop) -> float | None:
-    """The latest validation loss, nats a token; None: none was measured yet."""
-    pending = loop.state.pending
-    if pending is not None and pending.val_loss is not None:
-        return pending.val_loss
-    return loop.last_val_loss if loop.last_val_loss is not None else loop.state.initial_val_loss
 
 
 def awaited_names(state: State) -> list[str]:
@@ -183,12 +197,6 @@ def awaited_names(state: State) -> list[str]:
         case _:
             late = []
     return [state.name(n) for n in late]
-
-
-def _listed(state: State, now: float) -> list[Member]:
-    """The members, and of those that are gone the latest of the last day."""
-    gone = [m for m in list(state.members.departed.values())[-MAX_GONE:] if now - m.heard_at < GONE_MEMORY]
-    return [*state.members.here.values(), *gone]
 
 
 def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[str, Any]:
@@ -231,55 +239,3 @@ def _story(member: Member, vitals: Vitals) -> str:
     now = ": ".join(filter(None, (member.shown_reason, vitals.progress)))
     paused = vitals.pause and f"paused: {vitals.pause}"
     return "; ".join(filter(None, (paused, now, vitals.trouble)))
-
-
-class _Run(Collector):
-    """The run's own figures, read when they are scraped."""
-
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
-
-    def collect(self) -> Iterator[Metric]:
-        state, now = self._loop.state, self._loop.clock()
-        loss = last_val_loss(self._loop)
-        yield CounterMetricFamily("atoll_committed_rounds", "committed rounds", value=state.committed)
-        yield CounterMetricFamily("atoll_tokens", "committed tokens", value=state.tokens)
-        yield CounterMetricFamily("atoll_epochs", "membership generations", value=state.epoch)
-        yield CounterMetricFamily("atoll_incarnations", "lives of the coordinator", value=state.incarnation)
-        yield GaugeMetricFamily("atoll_round", "round being trained", value=state.round.number)
-        if loss is not None:
-            yield GaugeMetricFamily("atoll_val_loss", "validation loss of the anchor", value=loss)
-        phases = GaugeMetricFamily("atoll_phase", "1 for the phase of the round", labels=["phase"])
-        for phase in Phase:
-            phases.add_metric([phase], int(state.round.phase is phase))
-        yield phases
-        # Open inner time counts as inner until it is lost, so the buckets can shrink.
-        goodput = GaugeMetricFamily("atoll_node_seconds", "node-seconds in each bucket", labels=["bucket"])
-        for bucket, seconds in self._loop.telemetry.meter.seconds(now).items():
-            goodput.add_metric([bucket], seconds)
-        yield goodput
-        listed = _listed(state, now)
-        states = GaugeMetricFamily("atoll_members", "members in each state", labels=["state"])
-        for standing, count in Counter(m.shown_state for m in listed).items():
-            states.add_metric([standing], count)
-        yield states
-        labels = ["node", "name"]
-        pace = GaugeMetricFamily("atoll_member_tokens_per_s", "tokens a second of a member", labels=labels)
-        up = CounterMetricFamily("atoll_member_bytes_up", "bytes that a member sent", labels=labels)
-        down = CounterMetricFamily("atoll_member_bytes_down", "bytes that a member received", labels=labels)
-        silent = GaugeMetricFamily("atoll_member_last_heard_s", "seconds since a heartbeat", labels=labels)
-        figures = {
-            name: GaugeMetricFamily(f"atoll_member_{name}", f"{what} of a member", labels=labels)
-            for name, what in TRAINER_FIGURES.items()
-        }
-        for m in listed:
-            vitals = self._loop.telemetry.vitals.get(m.node, Vitals())
-            who = [m.node, m.name]
-            pace.add_metric(who, vitals.tokens_per_s)
-            up.add_metric(who, vitals.bytes_up)
-            down.add_metric(who, vitals.bytes_down)
-            silent.add_metric(who, now - m.heard_at)
-            for name, family in figures.items():
-                if (value := getattr(vitals, name)) or name == "data_wait":  # 0: it is not known
-                    family.add_metric(who, value)
-        yield from (pace, up, down, silent, *figures.values())

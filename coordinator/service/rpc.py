@@ -188,7 +188,7 @@ class CoordinatorService:
         await self._limit(self._heartbeats, member.node, context, "heartbeats")
         beat = validation.heartbeat(member.node, member.life, request)
         self._event_loop.telemetry.record_heartbeat(
-            member.node, beat.phase, validation.vitals(request), self._event_loop.clock()
+            beat, validation.vitals(request), validation.unanswered(request), self._event_loop.clock()
         )
         self._event_loop.heartbeat(beat)
         self._metrics.heartbeats.inc()

@@ -20,6 +20,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.join_proof import is_proven
 from atoll.comm.receipts import MAX_FINDING_BYTES
 from atoll.comm.signatures import is_public_key
+from atoll.coordinator.service.goodput import PHASES
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 
@@ -32,6 +33,7 @@ MAX_LEARNING_RATE = 1e6
 MAX_BYTES = 1 << 50  # memory of a node
 MIN_RATE, MAX_RATE = 1.0, 1e15  # bytes a second; what is less says nothing of a link
 MAX_ROUND_TRIP = 3600.0  # seconds
+MAX_SECONDS = 1e9  # that a node spends in a phase
 MAX_ROUND_TRIPS = 256  # members to whom one tells its round trips
 MAX_SEEN_RATES = 64  # members of which one tells what it saw
 MAX_MEMBER_BITMAP = 2048  # bytes
@@ -227,6 +229,14 @@ def vitals(request: pb.HeartbeatRequest) -> Vitals:
         trainer_rss_bytes=int(_figure(request.trainer_rss_bytes, MAX_BYTES)),
         pause=words_of(request.pause),
     )
+
+
+def unanswered(request: pb.HeartbeatRequest) -> dict[str, float]:
+    """How the node spent the time since it was last answered: seconds in each phase that has some. Only their
+    proportions count; numbers that cannot be are none."""
+    told = request.unanswered
+    seconds = {phase: _figure(getattr(told, phase), MAX_SECONDS) for phase in PHASES}
+    return {phase: spent for phase, spent in seconds.items() if spent}
 
 
 def _figure(value: float, most: float, least: float = 0.0) -> float:

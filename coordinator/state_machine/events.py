@@ -421,6 +421,22 @@ class TrainerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A member's failure and what it cost: told when the round in which it was noticed is committed, and again,
+    with the same number, once the member trains again."""
+
+    number: int  # counts the run's failures, from 1
+    node: NodeId
+    round: int  # that was under way when it was noticed
+    reason: str
+    at: float  # seconds since 1970; when all was well with the member for the last time
+    detected: float  # seconds from then until the run noticed
+    recovered: float | None = None  # seconds from then until it trained again, or was heard again; None: not yet
+    lost: float = 0.0  # seconds of its inner steps that no commit has
+    waited: float = 0.0  # node-seconds that the others waited and exchanged beyond what is usual
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecord:
     """One outer step, as everybody will remember it."""
 
@@ -464,6 +480,10 @@ class CommitRecord:
     decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence
     figures: dict[NodeId, TrainerFigures] = field(default_factory=dict)  # of contributors
     goodput: dict[str, float] = field(default_factory=dict)  # node-seconds in each bucket, since the run began
+    # of each node: seconds in each bucket since the record before, zeros left out. What was open there and has
+    # come to an end since is less than nothing here (`coordinator/service/goodput.py`)
+    spent: dict[NodeId, dict[str, float]] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()  # noticed, or over, since the record before
 
 
 @dataclass(frozen=True, slots=True)

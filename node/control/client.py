@@ -193,20 +193,22 @@ class ControlClient:
             ack = await self._retry(lambda r=request: self._stub.Report(r, timeout=CALL_SECONDS), OUTAGE_SECONDS)  # type: ignore[misc]
             queue.acknowledge(ack)
 
-    async def heartbeat(self, beat: pb.HeartbeatRequest) -> None:
-        """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
+    async def heartbeat(self, beat: pb.HeartbeatRequest) -> bool:
+        """One heartbeat; returns whether it was answered: a missed one is made up for by the next. Raises
+        `SessionLost`."""
         beat.session, beat.relay = self.session, self.relay
         try:
             ack = await self._stub.Heartbeat(beat, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             self._note_silence(_why(error))
-            return
+            return False
         self._note_answer()
         if not ack.known:
             raise SessionLost(ack.reason)
         if ack.gateways and self.on_gateways is not None:
             self.on_gateways(ack.gateways)
         self._check_stream((ack.incarnation, ack.version))
+        return True
 
     def _check_stream(self, newest: ViewVersion) -> None:
         """Give up a stream that has not brought the newest view for too long."""

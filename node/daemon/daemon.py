@@ -35,7 +35,9 @@ from atoll.node.daemon.entrance import check_room, enter
 from atoll.node.daemon.join_checks import look_around
 from atoll.node.daemon.manners import Manners
 from atoll.node.daemon.memory_limit import MemoryLimit
+from atoll.node.daemon.metrics_page import metrics_page
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
+from atoll.node.daemon.phase_clock import PhaseClock
 from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.run_status import of_the_run
 from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
@@ -86,6 +88,7 @@ class Daemon:
         self._state = State()
         self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._pulse = Pulse()
+        self._phases = PhaseClock(time.monotonic(), self._state.phase)
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
         self._takes_part = False  # it has joined, and was not told to end before
@@ -116,8 +119,10 @@ class Daemon:
                 if await ends_before(self._over, self._enter(opened), ENTER_SECONDS):
                     self._takes_part = True
                     verbs = self._manners.verbs | {"finish": self._finish}
-                    async with control_socket.serve(self._options.state_dir, self.status, self.leave, verbs):
-                        await self._live()
+                    serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
+                    with metrics_page(self._options.metrics, self.status):
+                        async with serving:
+                            await self._live()
         finally:
             if self._loop is not None:
                 await self._loop.close()
@@ -227,7 +232,9 @@ class Daemon:
                 pause=self._manners.reason or 0,
                 saves_bytes=state.exchanges_nothing,
             )
-            await member.control.heartbeat(beat)
+            if unanswered := self._phases.beat(time.monotonic()):
+                beat.unanswered.CopyFrom(pb.PhaseSeconds(**unanswered))
+            self._phases.heard(await member.control.heartbeat(beat))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):  # wait_for may lose a cancellation
                     await self._beat.wait()
@@ -251,6 +258,8 @@ class Daemon:
             self._loop.replays.follow(self._state)
         if isinstance(event, ev.PauseChanged):
             self._hush() if event.saves_bytes else self._follow_offers()
+        if self._state.phase != before[0]:
+            self._phases.enter(self._state.phase, time.monotonic())
         if (self._state.phase, self._state.exchanges_nothing) != before or isinstance(event, ev.PauseChanged):
             self._beat.set()
 
@@ -515,6 +524,7 @@ class Daemon:
             "recovering": self._recovering,
             "recovery": how_far(outer_loop.recovering) if outer_loop is not None else None,
             "recovery_trouble": outer_loop.stranded if outer_loop is not None else "",
+            "phase_seconds": self._phases.seconds(time.monotonic()),
             "coordinator_away_s": self._member.control.away,
             "penalty": self._member.penalty,
             "run_phase": view.phase if view is not None else "",

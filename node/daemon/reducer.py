@@ -32,6 +32,7 @@ from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import Audits
 from atoll.node.daemon.join_checks import look_around
 from atoll.node.daemon.manners import Manners
+from atoll.node.daemon.metrics_page import metrics_page
 from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
 from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
 from atoll.node.manners.limits import KEYS, TRAINER_KEYS, check_without_trainer
@@ -79,8 +80,9 @@ class Reducer:
                 self._takes_part = True
                 self._manners.attach(self._member.exchanged, self._pause, self._obey)
                 verbs = self._manners.verbs | {"finish": self._finish}
-                async with control_socket.serve(self._options.state_dir, self.status, self._over.set, verbs):
-                    await self._live()
+                with metrics_page(self._options.metrics, self.status):
+                    async with control_socket.serve(self._options.state_dir, self.status, self._over.set, verbs):
+                        await self._live()
                 await self._member.leave("the run is finished" if self._finished else STOPPED)
             finally:
                 self._stop()

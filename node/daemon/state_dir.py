@@ -41,6 +41,7 @@ class JoinOptions:
     command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
     role: str = ""  # of a node that has a trainer: "verifier" replays others' rounds; empty: it contributes
     checks: bool = False  # say what is found of this machine, the run and the way there
+    metrics: str = ""  # where Prometheus may scrape it, PORT or HOST:PORT; empty: nowhere
 
 
 @contextlib.contextmanager

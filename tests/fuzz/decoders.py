@@ -49,7 +49,8 @@ from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header, parse_address
 from atoll.coordinator.service import journaled_machine
-from atoll.coordinator.service.telemetry import Telemetry
+from atoll.coordinator.service.telemetry import Cut, Telemetry, Vitals
+from atoll.coordinator.state_machine.events import Heartbeat
 from atoll.coordinator.state_machine.state import State
 from atoll.node import trainer_channel
 from atoll.node.checkpoint import run_manifest, snapshots
@@ -384,7 +385,7 @@ DECODERS: dict[str, Decoder] = {
     "telemetry": Decoder(
         lambda data: Telemetry.load(data.decode(errors="replace")),
         DECODE_ERRORS,
-        lambda: [Telemetry().dump().encode()],
+        lambda: [observed().dump().encode()],
     ),
     "coordinator-snapshot": Decoder(
         lambda data: journaled_machine.decode(data, RunConfig(name="reef")),
@@ -393,6 +394,18 @@ DECODERS: dict[str, Decoder] = {
     ),
     "coordinator": Decoder(play, (), lambda: [script()], memory=8 << 20),
 }
+
+
+def observed() -> Telemetry:
+    """The telemetry of a run with one member, of which much is known."""
+    telemetry, node = Telemetry(round=2, until=9.0), NodeId("n1")
+    telemetry.meter.enter(node, 1.0)
+    telemetry.record_heartbeat(Heartbeat(node, 1, "inner", 1, 3), Vitals(5.0), {"sync": 1.0}, 2.0)
+    telemetry.meter.record_contribution(node, 1, carries=False)
+    telemetry.meter.record_commit(1, {node: 0.5}, 3.0)
+    telemetry.failures.noticed(node, 2, "it is silent", 2.0, 4.0)
+    telemetry.cuts[1] = Cut(telemetry.meter.cut(), {"inner": 1.0}, tuple(telemetry.failures.open.values()))
+    return telemetry
 
 
 def faulty(data: bytes) -> None:

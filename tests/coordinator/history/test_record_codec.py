@@ -3,6 +3,7 @@
 import random
 from dataclasses import fields, replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from journal_contents import record as any_record
 from journal_contents import sample
 from long_runs import long_record
 
+from atoll.comm.ids import NodeId
 from atoll.coordinator.history.record_codec import FORMAT, BadRecord, decode, encode, plain
 from atoll.coordinator.state_machine.events import Decision
 
@@ -24,6 +26,21 @@ def test_every_field_comes_back() -> None:
     record = replace(any_record(3), decisions=(sample(Decision),))
     found = decode(encode(record))
     assert found == record and all(getattr(found, field.name) for field in fields(record))
+
+
+def test_a_record_of_before_has_no_seconds_of_nodes_and_no_failures() -> None:
+    record = long_record(7, 8)
+    fields_ = msgspec.msgpack.decode(plain(encode(record))[2:])
+    old = bytes((FORMAT, 0)) + msgspec.msgpack.encode(fields_[:-2])
+    assert decode(old) == replace(record, spent={}, failures=())
+
+
+def test_where_time_went_comes_back_to_the_tenth_or_thousandth_of_a_second_and_costs_six_bytes_a_node() -> None:
+    record = long_record(7, 1000)
+    odd = replace(record, spent={n: {"down": 3.25, "lost": -1e-9} | of for n, of in record.spent.items()})
+    for changed in (odd, replace(record, spent={NodeId("n1"): {"another bucket": 0.125}})):
+        assert decode(encode(changed)) == changed
+    assert len(encode(record)) - len(encode(replace(record, spent={}))) < 6.5 * 1000
 
 
 def test_a_record_takes_1_kb_at_8_members_and_less_than_60_bytes_for_each_more() -> None:

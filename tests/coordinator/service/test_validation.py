@@ -222,6 +222,7 @@ def test_any_report_is_an_event_of_finite_numbers_or_refused_with_a_sentence(req
 @given(messages(pb.HeartbeatRequest))
 def test_any_heartbeat_is_heard(beat: pb.HeartbeatRequest) -> None:
     heard, vitals = validation.heartbeat(ADA, 1, beat), validation.vitals(beat)
+    assert all(0 < s < 1e10 for s in validation.unanswered(beat).values())
     assert heard.phase.isprintable() and len(heard.phase) <= 20
     assert all(finite(getattr(vitals, field.name)) for field in fields(vitals))
     assert 0 <= vitals.mfu <= 1 and 0 <= vitals.data_wait <= 1
