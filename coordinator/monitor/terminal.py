@@ -1,14 +1,19 @@
-"""Text for a terminal about a run: its state in a few lines (`summary`), its members in a table (`members_table`),
-and below a narrow table what it has no room for (`reasons`)."""
+"""Text for a terminal about a run, living or past (`show`): its state in a few lines (`summary`), its members in a
+table (`members_table`), and below a narrow table what it has no room for (`reasons`)."""
 
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from atoll.comm.terminal import say
+
+MEMBERS_SHOWN = 50
 WIDE_COLUMNS = 110  # from which on the table has the reasons, too
 COLORS = {  # in the order in which a long list needs to be looked at
     "suspect": "magenta",
@@ -19,6 +24,19 @@ COLORS = {  # in the order in which a long list needs to be looked at
     "active": "green",
     "left": "dim",
 }
+
+
+def show(run: dict[str, Any], every_member: bool = False) -> None:
+    """Print the run; `run` is what GET /api/run answers. Of many members the first in need of a look."""
+    for line in summary(run).splitlines():
+        say(line)
+    members = by_urgency(run["members"])
+    shown = members if every_member else [m for m in members if m["state"] != "left"][:MEMBERS_SHOWN]
+    Console().print(members_table(run | {"members": shown}))
+    for line in reasons(run | {"members": shown}):
+        say(line)
+    if len(shown) < len(members):
+        say(f"and {len(members) - len(shown)} more: --all shows them")
 
 
 def summary(run: dict[str, Any]) -> str:
@@ -34,9 +52,36 @@ def summary(run: dict[str, Any]) -> str:
     if late := run["awaited"]:
         more = f" and {len(late) - 5} more" if len(late) > 5 else ""
         lines.append(f"the round waits for {', '.join(late[:5])}{more}")
+    lines += _story(run)
     if run["draining"]:
         lines.append("the coordinator is stopping for a while")
     return "\n".join(lines)
+
+
+def _story(run: dict[str, Any]) -> Iterator[str]:
+    """How fast it goes, when it will be finished, and what the last round was like, where that is said."""
+    pace = run.get("pace") or {}
+    said = [f"a round takes {span(pace['round_s'])}"] if pace.get("round_s") else []
+    said += [f"{pace['tokens_per_s']:,.0f} tokens/s"] if pace.get("tokens_per_s") else []
+    if run.get("ends_at") and pace.get("seconds_left"):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["ends_at"]))
+        said.append(f"finished in {span(pace['seconds_left'])}, {when}")
+    if said:
+        yield ", ".join(said)
+    if last := run.get("last_round"):
+        yield f"round {last['round']} took {span(last['seconds'])}: {last['why']}"
+    yield from (f"{m['name']} ({m['node_id']}) {m['slow']}" for m in run["members"] if m.get("slow"))
+
+
+def span(seconds: float) -> str:
+    """A time for people, in its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    if seconds < 86400:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    return f"{seconds // 86400:,.0f} d {seconds % 86400 // 3600:.0f} h"
 
 
 def by_urgency(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
