@@ -56,7 +56,7 @@ class PastRun:
         return {node: member.rtts for node, member in members.items() if member.rtts}
 
     def contributions(self, limit: int) -> dict[str, Any]:
-        if self._state is not None:
+        if self._state is not None and self._state.credit.nodes:
             return contributions(self._state, self._facts.run, limit)
         with self._turn:
             if self._added_up is None:
