@@ -21,7 +21,7 @@ from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT
 from atoll.coordinator.state_machine import credit
 from atoll.coordinator.state_machine.credit import CreditBook, Work
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note, TrainerFigures
-from atoll.coordinator.state_machine.members import Member, Members, MemberState, put
+from atoll.coordinator.state_machine.members import Member, Members, MemberState
 from atoll.coordinator.state_machine.state import Phase, RoundState, State
 
 NAMES = "ada bo cy dee eve fay gus hal ivy jo kai lou max ned oz pia".split()
@@ -189,7 +189,7 @@ def _state(config: RunConfig, story: Story, last: CommitRecord, book: CreditBook
         incarnation=2,
         epoch=last.epoch,
         round=RoundState(story.rounds + 1, Phase.FINISHED, "all rounds are committed"),
-        members=put(Members(), *here.values()),
+        members=Members(here, trusted_counts={MemberState.ACTIVE: len(here)}, holding={-1: len(here)}),
         committed=story.rounds,
         tokens=last.tokens,
         credit=book,

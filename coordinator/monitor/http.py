@@ -19,6 +19,7 @@ from atoll.coordinator.monitor.web import web
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.service.telemetry import Vitals
+from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
@@ -64,6 +65,9 @@ class LiveRun:
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot(self._loop, self._run)
+
+    def pending(self) -> CommitRecord | None:
+        return self._loop.state.pending
 
     def at_work(self) -> dict[str, float]:
         return {node: vitals.tokens_per_s for node, vitals in self._loop.telemetry.at_work.items()}

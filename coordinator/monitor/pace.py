@@ -10,6 +10,7 @@ from math import sqrt
 from statistics import fmean, median
 
 from atoll.coordinator.history.series import SeriesTable
+from atoll.coordinator.state_machine.events import CommitRecord
 
 MIN_WINDOW, MAX_WINDOW = 8, 128  # latest rounds that are looked at
 OUTLIER = 10.0  # times the median
@@ -27,18 +28,17 @@ class Pace:
     seconds_left: float | None = None  # until the last commit; None also where the run's end is open
 
 
-def pace_of(series: SeriesTable, total: int, now: float, upto: int | None = None) -> Pace:
+def pace_of(series: SeriesTable, total: int, now: float, upto: int, newest: CommitRecord | None = None) -> Pace:
     """The pace at `now` (seconds since 1970) of a run of `total` rounds (0: its end is open), by its rounds up to
-    `upto`, or all."""
+    `upto`, and `newest` after them."""
     rounds, at, tokens = series.columns("round", "committed_at", "tokens")
-    end = len(rounds) if upto is None else int(rounds.searchsorted(upto, "right"))
+    end = int(rounds.searchsorted(upto, "right"))
     start = max(end - MAX_WINDOW - 1, 0)
-    return pace(at[start:end].tolist(), tokens[start:end].tolist(), _left(rounds[:end], total), now)
-
-
-def _left(rounds: object, total: int) -> int | None:
-    number = int(rounds[-1]) if len(rounds) else 0  # type: ignore[index, arg-type]
-    return max(total - number, 0) if total else None
+    times, committed = at[start:end].tolist(), tokens[start:end].tolist()
+    number = int(rounds[end - 1]) if end else 0
+    if newest is not None:
+        times, committed, number = [*times, newest.committed_at], [*committed, newest.tokens], newest.round
+    return pace(times, committed, max(total - number, 0) if total else None, now)
 
 
 def pace(committed_at: list[float], tokens: list[float], left: int | None, now: float) -> Pace:

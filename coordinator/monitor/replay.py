@@ -44,6 +44,9 @@ class PastRun:
     def snapshot(self) -> None:
         return None
 
+    def pending(self) -> None:
+        return None
+
     def at_work(self) -> dict[str, float]:
         return {}
 

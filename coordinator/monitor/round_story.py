@@ -48,10 +48,10 @@ class Slowness:
     sentence: str
 
 
-def usual_times(series: SeriesTable, number: int) -> UsualTimes:
-    """What the rounds before `number` took, and it itself."""
+def usual_times(series: SeriesTable, record: CommitRecord) -> UsualTimes:
+    """What the rounds before this one took, and it itself."""
     rounds, at, *spent = series.columns("round", "committed_at", *PHASES)
-    end = int(np.searchsorted(rounds, number))
+    end = int(np.searchsorted(rounds, record.round))
     start = max(end - USUAL_ROUNDS, 0)
     phases = {
         phase: float(np.median(column[start:end])) if end > start else 0.0
@@ -59,8 +59,7 @@ def usual_times(series: SeriesTable, number: int) -> UsualTimes:
     }
     known = at[start:end][at[start:end] > 0]
     walls = np.diff(known)
-    there = end < len(rounds) and rounds[end] == number
-    took = float(at[end] - known[-1]) if there and len(known) else 0.0
+    took = max(record.committed_at - float(known[-1]), 0.0) if len(known) and record.committed_at else 0.0
     return UsualTimes(phases, float(np.median(walls)) if len(walls) else 0.0, took)
 
 

@@ -68,6 +68,10 @@ class RunSource(Protocol):
         """The run now, in the event loop's thread; None: as of its last record."""
         ...
 
+    def pending(self) -> CommitRecord | None:
+        """The record of the last commit, while it is not complete and not among `records` yet."""
+        ...
+
     def at_work(self) -> dict[str, float]:
         """Tokens a second of each node, when it last trained."""
         ...
@@ -110,7 +114,8 @@ class RunAnswers:
         last = self._records.series().last
         if said is None:
             return self.past(last)
-        return self._with_story(said, at_work, self._source.now(), last)
+        pending = self._source.pending()
+        return self._with_story(said, at_work, self._source.now(), last, pending)
 
     def look_back(self, query: Query) -> Answer:
         """The run when `round` K was committed."""
@@ -131,24 +136,34 @@ class RunAnswers:
         ][::-1]
         return self._with_story(said, {}, float(at[end - 1]), record.round)
 
-    def _with_story(self, said: Answer, at_work: Mapping[str, float], now: float, upto: int) -> Answer:
+    def _with_story(
+        self,
+        said: Answer,
+        at_work: Mapping[str, float],
+        now: float,
+        upto: int,
+        pending: CommitRecord | None = None,
+    ) -> Answer:
         """The answer, with what follows from the records: pace, losses, the last round's story, who is slow."""
         series = self._records.series()
         finished = said["phase"] == "finished"
-        pace = pace_of(series, said["rounds_total"], now, upto)
+        newest = pending if pending is not None and pending.round > upto else None
+        pace = pace_of(series, said["rounds_total"], now, upto, newest)
         rounds, at, losses = series.columns("round", "committed_at", "train_loss")
         end = int(np.searchsorted(rounds, upto, "right"))
         known = np.flatnonzero(np.isfinite(losses[:end]))
+        loss = float(losses[known[-1]]) if len(known) else None
+        last = newest.round if newest is not None else int(rounds[end - 1]) if end else 0
         mark_slow(said["members"], at_work)
         return said | {
             "now": now,
             "live": self._source.live,
-            "train_loss": float(losses[known[-1]]) if len(known) else None,
+            "train_loss": newest.train_loss if newest is not None else loss,
             "pace": asdict(pace) | {"seconds_left": 0.0 if finished else pace.seconds_left},
             "ends_at": None if finished or pace.seconds_left is None else now + pace.seconds_left,
             "first_commit_at": float(at[0]) if len(at) else None,
-            "last_commit_at": float(at[end - 1]) if end else None,
-            "last_round": self._last_round(int(rounds[end - 1])) if end else None,
+            "last_commit_at": newest.committed_at if newest is not None else float(at[end - 1]) if end else None,
+            "last_round": self._last_round(last) if last else None,
             "last_recorded": int(rounds[-1]) if len(rounds) else 0,
         }
 
@@ -158,7 +173,7 @@ class RunAnswers:
                 record = self._record(number)
             except NotThere:
                 return None
-            usual = round_story.usual_times(self._records.series(), number)
+            usual = round_story.usual_times(self._records.series(), record)
             self._told = (
                 number,
                 {
@@ -198,6 +213,8 @@ class RunAnswers:
     def _record(self, number: int) -> CommitRecord:
         """Raises `NotThere`."""
         record = next(iter(self._records.iter_rounds(number - 1, 1)), None) if number > 0 else None
+        if record is None and (record := self._source.pending()) is not None and record.round != number:
+            record = None
         if record is None or record.round != number:
             raise NotThere(f"there is no record of round {number}")
         return record
@@ -205,7 +222,7 @@ class RunAnswers:
     def round(self, query: Query) -> Answer:
         """One round: `round` K. Its record, and the story that it tells."""
         record = self._record(_number(query, "round", 0))
-        usual = round_story.usual_times(self._records.series(), record.round)
+        usual = round_story.usual_times(self._records.series(), record)
         since = record.committed_at - max(usual.took, sum(record.seconds.values()))
         notes = self._records.iter_notes(record.committed_at + 1.0)
         return {

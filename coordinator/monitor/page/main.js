@@ -34,6 +34,12 @@ async function drawChart() {
   byId("chart").dataset.points = said.x.length;
   byId("chart").dataset.rounds = said.inside;
   chart.tell(chart.plot.cursor.idx);
+  showMarks(said.marks);
+}
+function showMarks(marks) {
+  byId("marks-part").hidden = !marks.length;
+  text(byId("marks-count"), `${plural(marks.length, "mark")} in the picture`);
+  byId("marks").replaceChildren(...marks.map(mark => element("li", {}, element("a", { href: `#/round/${mark.round}` }, mark.text))));
 }
 const placeOf = (said, axis) => {
   if (axis === "round") return current.at;
@@ -137,4 +143,5 @@ function route() {
 addEventListener("hashchange", route);
 follow(hear, sentence_ => text(byId("trouble"), sentence_));
 reloadEvents();
+text(byId("zone"), `Times are of the zone ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`);
 if (location.hash.startsWith("#/")) route();

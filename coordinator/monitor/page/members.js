@@ -44,7 +44,7 @@ byId("members-more").addEventListener("click", () => { everybody = !everybody; s
 function sortBy(column) {
   if (sorting.column !== column) Object.assign(sorting, { column, down: false });
   else if (!sorting.down) sorting.down = true;
-  else sorting.column = null;
+  else Object.assign(sorting, { column: null, down: false });
   [...byId("members-head").children].forEach((th, i) => {
     if (i === sorting.column) th.setAttribute("aria-sort", sorting.down ? "descending" : "ascending");
     else th.removeAttribute("aria-sort");
@@ -79,6 +79,7 @@ function showMembers(run) {
     if (cells[1].className !== kind) cells[1].className = kind;
   });
   hideEmpty(shown);
+  text(byId("members-head").children[7].firstElementChild, run.recorded ? "Of the round" : "Contributed");
   const more = byId("members-more");
   more.hidden = found.length <= FEW;
   text(more, everybody ? `Show the first ${FEW}` : `Show all ${count(found.length)}`);
