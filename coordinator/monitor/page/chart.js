@@ -13,7 +13,9 @@ const ZOOM = 0.5, PAN = 0.25;
 class Chart {
   // `place`: where it is drawn; `says`: where the values at the cursor are told; `pick(index)`: a point was chosen.
   constructor(place, says, { pick, zoomed }) {
-    Object.assign(this, { place, says, pick, zoomed, plot: null, data: null, marks: [], at: null });
+    Object.assign(this, { place, says, pick, zoomed, plot: null, data: null, marks: [], at: null, pinned: null });
+    // A browser tells of moves of a mouse that lies still, too, when something below it changes.
+    place.addEventListener("mousemove", event => { if (event.movementX || event.movementY) this.pinned = null; });
     place.tabIndex = 0;
     place.setAttribute("role", "application");
     place.addEventListener("keydown", event => this.key(event));
@@ -24,12 +26,12 @@ class Chart {
   // `data`: { x, rows: {name: [values]}, describe(index) -> words }, `shape`: { curves: {name: label}, say, time, xsay }
   show(data, shape, range) {
     const same = this.plot && this.shape && JSON.stringify([shape.curves, shape.time, shape.axis]) === JSON.stringify([this.shape.curves, this.shape.time, this.shape.axis]);
-    Object.assign(this, { data, shape });
+    const at = this.pinned == null ? -1 : data.x.indexOf(this.data.x[this.pinned]); // stay where keys led
+    Object.assign(this, { data, shape, pinned: same && at >= 0 ? at : null });
     if (!same) this.build();
-    this.quiet = true;
+    this.given = range || this.whole();
     this.plot.setData([data.x, ...Object.keys(shape.curves).map(name => data.rows[name])], false);
-    this.plot.setScale("x", range || this.whole());
-    this.quiet = false;
+    this.plot.setScale("x", this.given);
   }
   whole() {
     const { x } = this.data, first = x[0] ?? 0, last = x[x.length - 1] ?? 1;
@@ -49,7 +51,7 @@ class Chart {
         { ...axis, size: 62, values: (u, ticks) => ticks.map(t => this.shape.tick(t)) },
       ],
       series: [{}, ...names.map(([, label], i) => ({ label, stroke: css(`--curve-${i}`), width: 1.6, spanGaps: true, points: { show: u => u.data[0].length < 60 } }))],
-      hooks: { draw: [u => this.drawMarks(u)], setScale: [(u, key) => key === "x" && this.rescaled()], setCursor: [u => this.tell(u.cursor.idx)] },
+      hooks: { draw: [u => this.drawMarks(u)], setScale: [(u, key) => key === "x" && this.rescaled()], setCursor: [() => this.tell()] },
     }, [[], ...names.map(() => [])], this.place);
     this.plot.over.addEventListener("click", event => {
       const moved = this.plot.select.width > 5;
@@ -63,10 +65,17 @@ class Chart {
   }
   redraw() { if (this.plot) { const { min, max } = this.plot.scales.x; this.build(); this.show(this.data, this.shape, { min, max }); } }
   fit() { if (this.plot) this.plot.setSize({ width: this.place.clientWidth, height: this.place.clientHeight }); }
-  rescaled() { if (!this.quiet) { const { min, max } = this.plot.scales.x; this.zoomed({ min, max }); } }
-  // The cursor's point, in words.
-  tell(index) {
-    if (index == null) return text(this.says, this.hint || "");
+  rescaled() { // by the reader; what `show` set is told later, too
+    const { min, max } = this.plot.scales.x;
+    if (min === this.given.min && max === this.given.max) return;
+    this.given = { min, max };
+    this.zoomed({ min, max });
+  }
+  // The point at the cursor; keys say exactly which, where several are in a pixel.
+  get index() { return this.pinned ?? this.plot.cursor.idx; }
+  tell() {
+    const { index } = this;
+    if (index == null || index >= this.data.x.length) return text(this.says, this.hint || "");
     const values = Object.entries(this.shape.curves).map(([name, label]) => {
       const value = this.data.rows[name][index];
       return value == null ? null : `${label} ${this.shape.say(value)}`;
@@ -119,15 +128,17 @@ class Chart {
     else if (event.key === "+" || event.key === "=") this.zoom(ZOOM);
     else if (event.key === "-") this.zoom(1 / ZOOM);
     else if (event.key === "0" || event.key === "Escape") this.all();
-    else if (event.key === "Enter" && this.plot.cursor.idx != null) this.pick(this.plot.cursor.idx);
+    else if (event.key === "Enter" && this.index != null) this.pick(this.index);
     else return;
     event.preventDefault();
   }
   move(step) {
     const { x } = this.data, { min, max } = this.plot.scales.x;
     const first = Math.max(x.findIndex(v => v >= min), 0), last = x.findLastIndex(v => v <= max);
-    const next = Math.min(Math.max((this.plot.cursor.idx ?? (step > 0 ? first - 1 : last + 1)) + step, first), last);
+    const next = Math.min(Math.max((this.index ?? (step > 0 ? first - 1 : last + 1)) + step, first), last);
+    this.pinned = next;
     this.plot.setCursor({ left: this.plot.valToPos(x[next], "x"), top: this.place.clientHeight / 3 });
+    this.tell();
   }
 }
 

@@ -33,7 +33,7 @@ async function drawChart() {
   byId("chart").setAttribute("aria-label", `Chart of ${kind.label} by ${AXES[axis]}, ${plural(said.inside, "round")}: ${values.filter(Boolean).join(", ")}.`);
   byId("chart").dataset.points = said.x.length;
   byId("chart").dataset.rounds = said.inside;
-  chart.tell(chart.plot.cursor.idx);
+  chart.tell();
   showMarks(said.marks);
 }
 function showMarks(marks) {
