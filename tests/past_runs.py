@@ -34,9 +34,9 @@ BUCKETS = ("inner", "sync", "recovering", "waiting", "paused", "down", "lost")
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A run's story: the seventh node trains slowly from a third of it on; in its last three rounds the ninth's link
-    is slow; the eleventh is banned and gone in its middle, in an hour in which the coordinator is away for 20 minutes,
-    a round is void, and an exchange takes three attempts."""
+    """A run's story: the seventh node trains slowly from a third of it on; in its last three rounds the ninth's
+    link is slow; the eleventh is banned and gone in its middle, in an hour in which the coordinator is away for 20
+    minutes, a round is void, and an exchange takes three attempts."""
 
     rounds: int
     members: int = 12
@@ -118,7 +118,9 @@ def record(story: Story, number: int, before: int) -> CommitRecord:
         config_digest="ef" * 16,
         decisions=(banned,) if number == story.middle else (),
         figures={n: TrainerFigures(pace[n], 0.38 * pace[n] / 1000, 0.7, 3e-4, 0.01) for n in nodes},
-        goodput=dict(zip(BUCKETS, (k * node_seconds for k in (0.83, 0.1, 0.02, 0.03, 0, 0.015, 0.005)), strict=True)),
+        goodput=dict(
+            zip(BUCKETS, (k * node_seconds for k in (0.83, 0.1, 0.02, 0.03, 0, 0.015, 0.005)), strict=True)
+        ),
     )
 
 

@@ -226,14 +226,18 @@ class RecordView:
     def decisions(self) -> tuple[Decision, ...]:
         return self._body.scalars.decisions
 
-    @cached_property
+    @property
     def seconds(self) -> dict[str, float]:
-        """Of the record: seconds of the round's phases."""
-        found: dict[str, float] = _floats(self._body.floats)["seconds"]
+        """Seconds of the round's phases. Raises `BadRecord`."""
+        try:
+            found: dict[str, float] = _floats(self._body.floats)["seconds"]
+        except (IndexError, StopIteration, ValueError) as error:
+            raise _spoiled(error) from None
         return found
 
     def of_nodes(self, field: str) -> dict[NodeId, float]:
-        """The numbers of one of the fields in `COUNTS`, `MEASURES` or `FIGURES`, by node. Raises `BadRecord`."""
+        """The numbers of one of the fields in `COUNTS`, `MEASURES` or `FIGURES`, by node. Raises `BadRecord`, and
+        KeyError for another field."""
         body = self._body
         try:
             for fields, found in ((COUNTS, body.counts), (MEASURES, body.measures), (FIGURES, body.figures)):

@@ -25,8 +25,8 @@ def rounds_to_read(first: int, last: int, points: int) -> Sequence[int]:
 
 
 def node_series(views: Iterable[RecordView], node: NodeId) -> tuple[dict[str, list[float | None]], str]:
-    """The node's figures in these rounds, a list each (None: not known, or it did not contribute), and the name that
-    it had last; empty: it was in none of them."""
+    """The node's figures in these rounds, a list each (None: not known, or it did not contribute), and the name
+    that it had last; empty: it was in none of them."""
     found: dict[str, list[float | None]] = {name: [] for name in SERIES}
     called = ""
     for view in views:

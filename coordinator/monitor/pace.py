@@ -13,7 +13,7 @@ from atoll.coordinator.history.series import SeriesTable
 from atoll.coordinator.state_machine.events import CommitRecord
 
 MIN_WINDOW, MAX_WINDOW = 8, 128  # latest rounds that are looked at
-OUTLIER = 10.0  # times the median
+OUTLIER = 3.0  # times the median
 ALIKE = 0.05  # by which the medians of older and newer rounds may differ in any case
 NORMAL_MAD = 1.4826  # a normal distribution's deviation over its median absolute one
 MEDIAN_ERROR = 1.2533  # of a median, times that of a mean, for the same

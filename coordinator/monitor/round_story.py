@@ -1,13 +1,14 @@
 """A round as people ask about it: where each node's time went, who was slow and by how much, and why it took long.
 Pure: from the round's record, and from what rounds usually take."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from atoll.comm.durations import in_words
 from atoll.comm.ids import NodeId
 from atoll.coordinator.history.series import PHASES, SeriesTable
 from atoll.coordinator.state_machine.events import CommitRecord
@@ -148,7 +149,7 @@ def verdict_of(record: CommitRecord) -> str:
     return str(getattr(verdict, "sentence", verdict)) if verdict else ""
 
 
-def why(record: CommitRecord, usual: UsualTimes, seconds: Callable[[float], str] = lambda s: f"{s:,.1f} s") -> str:
+def why(record: CommitRecord, usual: UsualTimes) -> str:
     """Why the round took as long as it did, in a sentence or two."""
     if record.void:
         return record.reason
@@ -163,8 +164,8 @@ def why(record: CommitRecord, usual: UsualTimes, seconds: Callable[[float], str]
     more["idle"] = idle - max(usual.wall - sum(usual.phases.values()), 0.0)
     most = max(more, key=lambda phase: more[phase])
     if most == "idle":
-        return f"Before it the run stood still for {seconds(idle)}; {record.reason}."
-    said = f"{WORDS[most].capitalize()} took {seconds(spent[most])}, {seconds(more[most])} longer than usual"
+        return f"Before it the run stood still for {in_words(idle)}; {record.reason}."
+    said = f"{WORDS[most].capitalize()} took {in_words(spent[most])}, {in_words(more[most])} longer than usual"
     slow = slow_nodes(record)
     blamed = [s for s in slow if (s.what in ("training", "left out")) is (most in ("inner", "collect"))]
     because = f": {blamed[0].sentence}" if blamed else ""

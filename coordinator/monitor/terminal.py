@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from atoll.comm.durations import in_words
 from atoll.comm.terminal import say
 
 MEMBERS_SHOWN = 50
@@ -61,27 +62,16 @@ def summary(run: dict[str, Any]) -> str:
 def _story(run: dict[str, Any]) -> Iterator[str]:
     """How fast it goes, when it will be finished, and what the last round was like, where that is said."""
     pace = run.get("pace") or {}
-    said = [f"a round takes {span(pace['round_s'])}"] if pace.get("round_s") else []
+    said = [f"a round takes {in_words(pace['round_s'])}"] if pace.get("round_s") else []
     said += [f"{pace['tokens_per_s']:,.0f} tokens/s"] if pace.get("tokens_per_s") else []
     if run.get("ends_at") and pace.get("seconds_left"):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["ends_at"]))
-        said.append(f"finished in {span(pace['seconds_left'])}, {when}")
+        said.append(f"finished in {in_words(pace['seconds_left'])}, {when}")
     if said:
         yield ", ".join(said)
     if last := run.get("last_round"):
-        yield f"round {last['round']} took {span(last['seconds'])}: {last['why']}"
+        yield f"round {last['round']} took {in_words(last['seconds'])}: {last['why']}"
     yield from (f"{m['name']} ({m['node_id']}) {m['slow']}" for m in run["members"] if m.get("slow"))
-
-
-def span(seconds: float) -> str:
-    """A time for people, in its two largest units."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-    if seconds < 86400:
-        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
-    return f"{seconds // 86400:,.0f} d {seconds % 86400 // 3600:.0f} h"
 
 
 def by_urgency(members: list[dict[str, Any]]) -> list[dict[str, Any]]:

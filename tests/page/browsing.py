@@ -98,5 +98,3 @@ class Tab:
 
 
 Opener = Callable[..., Tab]
-
-

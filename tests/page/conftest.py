@@ -52,7 +52,7 @@ def tab(browser: Browser, url: str) -> Iterator[Opener]:
         made = Tab(context.new_page(), where)
         tabs.append(made)
         made.page.on("pageerror", lambda error: made.wrong.append(str(error)))
-        made.page.on("dialog", lambda dialog: (made.wrong.append(dialog.message), dialog.dismiss()))
+        made.page.on("dialog", lambda dialog: made.wrong.append(dialog.message))
         made.page.on(
             "console", lambda said: made.wrong.append(said.text) if said.type in ("error", "warning") else None
         )

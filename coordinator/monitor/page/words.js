@@ -21,7 +21,7 @@ const rate = value => value == null ? "not measured" : `${bytes(value)}/s`;
 
 function span(seconds) { // in its two largest units
   if (seconds == null) return "not known";
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
   const s = Math.round(seconds);
   if (s < 3600) return `${Math.floor(s / 60)} min ${String(s % 60).padStart(2, "0")} s`;
   if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor(s % 3600 / 60)).padStart(2, "0")} min`;
