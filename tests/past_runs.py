@@ -199,4 +199,4 @@ def _state(config: RunConfig, story: Story, last: CommitRecord, book: CreditBook
 
 
 def with_links(member: Member, rtts: dict[NodeId, float]) -> Member:
-    return replace(member, rtts=rtts, owner=owner(member.node))
+    return replace(member, rtts=rtts, owner=owner(member.node), version="0.1.0")

@@ -60,7 +60,7 @@ class LiveRun:
     def facts(self) -> RecordedRun:
         state = self._loop.state
         known = (*state.members.departed.values(), *state.members.here.values())
-        nodes = {m.node: NodeFacts(m.role or "trainer", m.owner) for m in known}
+        nodes = {m.node: NodeFacts(m.role or "trainer", m.owner, m.version) for m in known}
         return RecordedRun(self._run, state.config.rounds.total, nodes)
 
     def snapshot(self) -> dict[str, Any]:
@@ -177,6 +177,7 @@ def _member(member: Member, vitals: Vitals, state: State, now: float, tokens: in
         "pause": vitals.pause,
         "reason": _story(member, vitals),
         "owner": member.owner,
+        "version": member.version,
         "leaf": member.leaf,
         "heard_at": member.heard_at,
         "rate_up": member.rates[0] or None,

@@ -98,7 +98,7 @@ def _of_journal(journal: Journal, folder: Path) -> PastRun:
     config = from_json(said.encode()) if said is not None else RunConfig()
     state = JournaledMachine(config, journal).state
     known = (*state.members.departed.values(), *state.members.here.values())
-    nodes = {m.node: NodeFacts(m.role or "trainer", m.owner) for m in known}
+    nodes = {m.node: NodeFacts(m.role or "trainer", m.owner, m.version) for m in known}
     return PastRun(RunRecords(journal, folder, name), RecordedRun(name, config.rounds.total, nodes), state)
 
 
