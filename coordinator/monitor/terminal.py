@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from atoll.comm.durations import in_words
-from atoll.comm.terminal import say
+from atoll.comm.terminal import say, visible
 
 MEMBERS_SHOWN = 50
 WIDE_COLUMNS = 110  # from which on the table has the reasons, too
@@ -93,14 +93,14 @@ def members_table(run: dict[str, Any]) -> Table:
     for m in run["members"]:
         here = m["state"] not in ("left", "evicted")
         table.add_row(
-            escape(f"{short(m['name'], 20)} ({m['node_id']})"),
+            escape(visible(f"{short(m['name'], 20)} ({m['node_id']})")),
             f"[{COLORS[m['state']]}]{m['state']}[/]",
             escape(doing(m)) if here else "",
             str(m["inner_step"]) if here else "",
             f"{m['tokens_per_s']:,.0f}" if here else "",
             *((utilisation(m) if here else "",) if wide else ()),
             f"{m['loss']:.3f}" if here and m["loss"] else "",
-            *((size(m["bytes_up"]), size(m["bytes_down"]), escape(short(m["reason"], 60))) if wide else ()),
+            *((size(m["bytes_up"]), size(m["bytes_down"]), escape(visible(short(m["reason"], 60)))) if wide else ()),
         )
     return table
 

@@ -18,7 +18,7 @@ for (const [value, { label }] of Object.entries(KINDS)) byId("chart-kind").appen
 let drawing = 0;
 async function drawChart() {
   const mine = ++drawing, kind = KINDS[byId("chart-kind").value], axis = byId("chart-axis").value;
-  const points = Math.min(Math.max(byId("chart").clientWidth * 2, 400), 4000);
+  const points = Math.min(Math.max(byId("chart").clientWidth, 400), 2000);
   const said = await ask("series", { x: axis, names: Object.keys(kind.curves).join(","), from: zoom.min, to: zoom.max, points });
   if (mine !== drawing) return; // another answer is asked for meanwhile
   chart.span = said.span;
