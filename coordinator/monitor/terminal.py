@@ -100,7 +100,11 @@ def members_table(run: dict[str, Any]) -> Table:
             f"{m['tokens_per_s']:,.0f}" if here else "",
             *((utilisation(m) if here else "",) if wide else ()),
             f"{m['loss']:.3f}" if here and m["loss"] else "",
-            *((size(m["bytes_up"]), size(m["bytes_down"]), escape(visible(short(m["reason"], 60)))) if wide else ()),
+            *(
+                (size(m["bytes_up"]), size(m["bytes_down"]), escape(visible(short(m["reason"], 60))))
+                if wide
+                else ()
+            ),
         )
     return table
 

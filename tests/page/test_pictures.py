@@ -14,7 +14,6 @@ PICTURES = {
     "telephone-light": ("#/", NARROW, "light"),
     "telephone-dark": ("#/", NARROW, "dark"),
     "round": ("#/round/600", WIDE, "light"),
-    "node": ("#/node/n7", WIDE, "dark"),
 }
 MAX_BYTES = 200_000
 
