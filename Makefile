@@ -7,7 +7,8 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long prometheus titan harness p2p wheel chaos bench quality check format proto clean
+.PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel chaos bench quality check format \
+    proto clean
 
 install: .venv/installed
 
@@ -35,14 +36,25 @@ test: .venv/installed-dev
 	$(PYTEST) --timeout 300 -m "not long and e2e"
 
 # Everything else that must pass. Emulated networks need root.
-test-long: .venv/installed-dev prometheus
+test-long: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e" $(CORES)
 	$(PYTEST) --timeout 1200 -m "long and e2e"
 
-# Debian's Prometheus with promtool, for the tests of metrics and alerts; who is not root is told by them how to get it.
+# The coordinator's page in Chromium, and the pictures of it in docs/watching/: two minutes.
+page: .venv/installed-dev chromium
+	ATOLL_PICTURES=docs/watching $(PYTEST) --timeout 300 -m "long or not long" tests/page
+
+# Debian's Chromium, where it is not there and this is root; else the tests that need it say what to do.
+chromium:
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; fi
+
+# Likewise Debian's Prometheus with promtool, for the tests of metrics and alerts.
 prometheus:
-	command -v promtool > /dev/null || [ "$$(id -u)" != 0 ] || { apt-get update -qq && \
-	    apt-get install -qq -y --no-install-recommends prometheus > /dev/null; }
+	@command -v promtool > /dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus > /dev/null; fi
 
 # The engine torchtitan on a CPU, in an environment of its own: it wants other versions of what else is installed.
 titan: .titan-venv/installed

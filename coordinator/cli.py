@@ -1,5 +1,5 @@
-"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll contributions`,
-`atoll blame`, `atoll pardon`."""
+"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll replay`,
+`atoll contributions`, `atoll blame`, `atoll pardon`."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ from atoll.comm.terminal import plural, say
 from atoll.comm.xdg import default_state_dir
 
 logger = logging.getLogger(__name__)
-PAGE_ADDRESS = "127.0.0.1:4701"
+PAGE_ADDRESS, REPLAY_ADDRESS = "127.0.0.1:4701", "127.0.0.1:4702"
 method_option = click.option(
     "--method", default="", help="A method's settings over RUN_YAML: a name, such as diloco, or a .yaml file."
 )
@@ -45,7 +45,7 @@ state_dir_option = click.option(
 )
 LINKS = {"100 Mbit/s": 1e8, "500 Mbit/s": 5e8, "1 Gbit/s": 1e9}  # bits a second
 PETAFLOPS = 1e15  # FLOP/s
-MEMBERS_SHOWN = 50  # members that `atoll status` shows
+ACCOUNTS_SHOWN = 50  # owners and nodes that `atoll contributions` shows
 
 
 @click.group()
@@ -318,18 +318,42 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps(run))
         return
-    from rich.console import Console
+    from atoll.coordinator.monitor.terminal import show
 
-    from atoll.coordinator.monitor.terminal import by_urgency, members_table, reasons, summary
+    show(run, all_)
 
-    click.echo(summary(run))
-    members = by_urgency(run["members"])
-    shown = members if all_ else [m for m in members if m["state"] != "left"][:MEMBERS_SHOWN]
-    Console().print(members_table(run | {"members": shown}))
-    for line in reasons(run | {"members": shown}):
-        click.echo(line)
-    if len(shown) < len(members):
-        click.echo(f"and {len(members) - len(shown)} more: --all shows them")
+
+@click.command()
+@click.argument("place")
+@click.option("--http", default=REPLAY_ADDRESS, show_default=True, help="HOST:PORT of the read-only page.")
+@click.option("--terminal", is_flag=True, help="Show it here, as `atoll status` does, instead of in a page.")
+@click.option("--round", "number", type=click.IntRange(1), help="Begin with the run as of this round; the last.")
+@click.option("--all", "all_", is_flag=True, help="Every member, however many there are.")
+@click.option("--json", "as_json", is_flag=True)
+def replay(place: str, http: str, terminal: bool, number: int | None, all_: bool, as_json: bool) -> None:
+    """Show a past run in the page that it had, with a scrubber over its rounds.
+
+    PLACE is a coordinator's state directory, or what `--archive` was: a folder, or a store's URL. In a terminal
+    the keys left and right go by a round, page up and down by a tenth of the run, home and end to its ends; space
+    plays, q ends it.
+    """
+    from atoll.coordinator.monitor.replay import opened
+    from atoll.coordinator.monitor.run_answers import RunAnswers
+
+    with opened(place) as past:
+        answers = RunAnswers(past)
+        if as_json:
+            import msgspec
+
+            click.echo(msgspec.json.encode(answers.past(number or answers.last)).decode())
+        elif terminal:
+            from atoll.coordinator.monitor.terminal_replay import scrub
+
+            scrub(answers, number or answers.last, all_)
+        else:
+            from atoll.coordinator.server import serve_past
+
+            serve_past(past, http, number)
 
 
 @click.command()
@@ -344,7 +368,7 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
     by its key, whatever it calls itself.
     """
     url = f"{page_address(http_url, state_dir)}/api/contributions"
-    said = all_accounts(url) if all_ or as_json else fetch(f"{url}?limit={MEMBERS_SHOWN}")
+    said = all_accounts(url) if all_ or as_json else fetch(f"{url}?limit={ACCOUNTS_SHOWN}")
     if as_json:
         click.echo(json.dumps(said))
         return

@@ -23,13 +23,16 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.gateway_note import GatewayNote
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.invite import DHT, Invite, join_host_port, split_host_port
+from atoll.comm.terminal import say
 from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.door.front_door import BACKLOG, listening_socket
 from atoll.coordinator.door.ports import PAGE
 from atoll.coordinator.monitor.alarm import Alarm
 from atoll.coordinator.monitor.blame import about
 from atoll.coordinator.monitor.http import app
+from atoll.coordinator.monitor.replay import PastRun
 from atoll.coordinator.monitor.wandb_logger import WandbLogger
+from atoll.coordinator.monitor.web import web
 from atoll.coordinator.monitor.webhook import Webhook
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
@@ -230,6 +233,16 @@ def _listen(plane: ControlPlane, options: ServerOptions) -> str:
     if not options.advertise and host in ("", "0.0.0.0", "::"):
         log.warning("join URLs name 127.0.0.1, good for this machine only: give --advertise HOST:PORT for others")
     return options.advertise or join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
+
+
+def serve_past(past: PastRun, http: str, number: int | None) -> None:
+    """Serve the page of a past run, as of a round if one is named, until SIGINT or SIGTERM. Raises
+    `ResourceError`."""
+    sock = listening_socket(http, "--http")
+    host, port = sock.getsockname()[:2]
+    url = f"http://{join_host_port(host, port)}/" + (f"#/at/{number}" if number else "")
+    say(f"run {past.facts().run}, {past.records.series().last:,} rounds: {url}")
+    uvicorn.Server(uvicorn.Config(web(past), log_config=None, lifespan="off")).run([sock])
 
 
 @contextmanager

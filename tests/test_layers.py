@@ -40,7 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("comm", "comm.config", "comm.proto", "comm.transport"),
         *("coordinator.door", "coordinator.history", "coordinator.state_machine"),
     },
-    "coordinator.monitor": {"comm", "comm.config", "coordinator.service", "coordinator.state_machine"},
+    "coordinator.monitor": {
+        *("comm", "comm.config"),
+        *("coordinator.history", "coordinator.service", "coordinator.state_machine"),
+    },
     "coordinator.server": {
         *("comm", "comm.config", "comm.transport"),
         *("coordinator.door", "coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
@@ -108,11 +111,13 @@ DOORS: dict[str, str] = {
     "stream_policy tls",
     "comm.allreduce": "auditor delta_encoder delta_samples input_signer listener reduction sealing",
     "coordinator.door": "front_door ports",
-    "coordinator.history": "record_archive record_codec record_store segment series",
+    "coordinator.history": "archived_records record_archive record_codec record_store segment series",
     "coordinator.placement": "bandwidth_shares two_level",
     "coordinator.state_machine": "conduct credit events members rollback run_layout state step weights",
-    "coordinator.service": "control_plane event_loop goodput invites journal run_records telemetry",
-    "coordinator.monitor": "alarm blame contributions http terminal wandb_logger webhook",
+    "coordinator.service": "control_plane event_loop goodput invites journal journaled_machine run_records "
+    "telemetry",
+    "coordinator.monitor": "alarm blame contributions http replay run_answers terminal terminal_replay "
+    "wandb_logger web webhook",
     "node": "config devices engine_check memory preflight settings state_files top trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",

@@ -35,6 +35,7 @@ class JoinRequest(_message.Message):
     PIN_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run: _builtins.str
     token: _builtins.str
@@ -53,6 +54,8 @@ class JoinRequest(_message.Message):
     """the node's public key, for its life: a compressed point of P-256"""
     proof: _builtins.bytes
     """signature by it over what the request says of the node (join_proof.py)"""
+    version: _builtins.str
+    """of its software, as it says: for people, nothing goes by it"""
     def __init__(
         self,
         *,
@@ -67,10 +70,11 @@ class JoinRequest(_message.Message):
         pin: _builtins.str = ...,
         key: _builtins.bytes = ...,
         proof: _builtins.bytes = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "key", b"key", "leaf", b"leaf", "name", b"name", "pin", b"pin", "proof", b"proof", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "key", b"key", "leaf", b"leaf", "name", b"name", "pin", b"pin", "proof", b"proof", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

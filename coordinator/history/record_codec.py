@@ -13,6 +13,7 @@ those of few digits (`atoll.comm.rounding`) take fewer bytes.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from functools import cached_property
 from itertools import accumulate
 from math import isnan, nan
 from typing import Any, TypeVar
@@ -157,7 +158,7 @@ def decode(data: bytes) -> CommitRecord:
     try:
         return _record(_decode(_unpacked(data)))
     except (Malformed, IndexError, ValueError, *DECODE_ERRORS) as error:
-        raise BadRecord(f"the bytes of a commit record are spoiled: {error}") from None
+        raise _spoiled(error) from None
 
 
 def plain(data: bytes) -> bytes:
@@ -165,7 +166,7 @@ def plain(data: bytes) -> bytes:
     try:
         return bytes((FORMAT, PLAIN)) + _unpacked(data)
     except (Malformed, IndexError) as error:
-        raise BadRecord(f"the bytes of a commit record are spoiled: {error}") from None
+        raise _spoiled(error) from None
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -206,6 +207,71 @@ def _record(body: _Body) -> CommitRecord:
         spent=_by_node({_long(k): _parts(nodes.each(some, float), part) for k, some, part in body.spent}),
         failures=body.failures,
     )
+
+
+class RecordView:
+    """A record's bytes, of which only what is asked for is unpacked: for looks at a little of many rounds."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises `BadRecord`."""
+        try:
+            self._body = _decode(_unpacked(data))
+        except (Malformed, IndexError, *DECODE_ERRORS) as error:
+            raise _spoiled(error) from None
+
+    @property
+    def round(self) -> int:
+        return self._body.scalars.round
+
+    @property
+    def void(self) -> bool:
+        return self._body.scalars.void
+
+    @property
+    def committed_at(self) -> float:
+        """Seconds since 1970."""
+        return self._body.scalars.committed_at
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return self._body.scalars.decisions
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the round's phases. Raises `BadRecord`."""
+        try:
+            found: dict[str, float] = _floats(self._body.floats)["seconds"]
+        except (IndexError, StopIteration, ValueError) as error:
+            raise _spoiled(error) from None
+        return found
+
+    def of_nodes(self, field: str) -> dict[NodeId, float]:
+        """The numbers of one of the fields in `COUNTS`, `MEASURES` or `FIGURES`, by node. Raises `BadRecord`, and
+        KeyError for another field."""
+        body = self._body
+        try:
+            for fields, found in ((COUNTS, body.counts), (MEASURES, body.measures), (FIGURES, body.figures)):
+                if field in fields:
+                    return self._nodes.each(found[fields.index(field)], float)
+        except (IndexError, ValueError) as error:
+            raise _spoiled(error) from None
+        raise KeyError(field)
+
+    @property
+    def names(self) -> dict[NodeId, str]:
+        """The nodes' names. Raises `BadRecord`."""
+        try:
+            return dict(zip(self._nodes.at(self._body.named), self._body.names, strict=True))
+        except (IndexError, ValueError) as error:
+            raise _spoiled(error) from None
+
+    @cached_property
+    def _nodes(self) -> "_Nodes":
+        return _Nodes.unpacked(self._body.nodes, self._body.count)
+
+
+def _spoiled(error: Exception) -> BadRecord:
+    return BadRecord(f"the bytes of a commit record are spoiled: {error}")
 
 
 class _Nodes:

@@ -8,16 +8,14 @@ from typing import Any, TypeVar
 from rich.markup import escape
 from rich.table import Table
 
+from atoll.comm.ids import NodeId
 from atoll.comm.terminal import plural, visible
 from atoll.coordinator.monitor.terminal import short
 from atoll.coordinator.state_machine.credit import NodeAccount, OwnerAccount
 from atoll.coordinator.state_machine.state import State
 
 NAME_WIDTH = 24  # characters of a name in a table
-DEFAULT_ACCOUNTS, MAX_ACCOUNTS = (
-    200,
-    1000,
-)  # of owners, and of nodes, in an answer: where nothing is said, and at most
+DEFAULT_ACCOUNTS, MAX_ACCOUNTS = 200, 1000  # of owners, and of nodes: where nothing is said, and at most
 A = TypeVar("A", NodeAccount, OwnerAccount)
 
 
@@ -38,18 +36,24 @@ def contributions(state: State, run: str, limit: int = DEFAULT_ACCOUNTS, offset:
             {"owner": name, "tokens": a.tokens, "rounds": a.rounds, "nodes": belong[name]}
             for name, a in _page(book.owners, limit, offset)
         ],
-        "nodes": [
-            {
-                "node_id": a.node,
-                "key": who if who != a.node else "",
-                "name": a.name,
-                "former_names": a.former_names,
-                "owner": a.owner,
-                "tokens": a.tokens,
-                "rounds": a.rounds,
-            }
-            for who, a in _page(book.nodes, limit, offset)
-        ],
+        "nodes": [_node(who, a) for who, a in _page(book.nodes, limit, offset)],
+    }
+
+
+def account(state: State, node: NodeId) -> dict[str, Any] | None:
+    """A node's account, as `contributions` has it; None: there is none."""
+    return next((_node(who, a) for who, a in state.credit.nodes.items() if a.node == node), None)
+
+
+def _node(who: str, a: NodeAccount) -> dict[str, Any]:
+    return {
+        "node_id": a.node,
+        "key": who if who != a.node else "",
+        "name": a.name,
+        "former_names": a.former_names,
+        "owner": a.owner,
+        "tokens": a.tokens,
+        "rounds": a.rounds,
     }
 
 

@@ -2,25 +2,23 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from atoll.comm.ids import NodeId
 from atoll.coordinator.monitor.alerts import AlertRules
-from atoll.coordinator.monitor.contributions import DEFAULT_ACCOUNTS, MAX_ACCOUNTS, contributions
+from atoll.coordinator.monitor.contributions import account, contributions
 from atoll.coordinator.monitor.figures import last_val_loss, listed
+from atoll.coordinator.monitor.recorded import NodeFacts, RecordedRun
 from atoll.coordinator.monitor.run_metrics import RunCollector
+from atoll.coordinator.monitor.web import web
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.service.run_records import RunRecords
@@ -29,72 +27,25 @@ from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
-PAGE_FILE = Path(__file__).with_name("page.html")
-SNAPSHOT_TTL = 0.2  # seconds that an answer of /api/run is good for
-DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
-MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
-RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
-
 
 def app(loop: EventLoop, records: RunRecords, run: str, rules: AlertRules | None = None) -> Starlette:
     """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run.
     `rules`: those of the run's alerts, if any are looked at."""
     collector = RunCollector(loop, run, rules or AlertRules())
-    answer, made_at = b"", -SNAPSHOT_TTL  # of /api/run: with a thousand members it is made once for all who ask
-
-    reading = asyncio.Semaphore()  # one answer is put together at a time, in one thread: writes need some, too
-
-    async def page(_: Request) -> Response:
-        return HTMLResponse(PAGE_FILE.read_text())
+    writing = asyncio.Semaphore()  # one page of metrics is written at a time, in one thread
 
     async def healthz(_: Request) -> Response:
         wrong = loop.trouble or (STOPPING if loop.draining else "")
         return PlainTextResponse(f"{wrong or 'ok'}\n", status_code=503 if wrong else 200)
 
-    async def api_run(_: Request) -> Response:
-        nonlocal answer, made_at
-        if loop.clock() - made_at > SNAPSHOT_TTL:
-            answer, made_at = msgspec.json.encode(snapshot(loop, run)), loop.clock()
-        return Response(answer, media_type="application/json")
-
-    async def api_rounds(request: Request) -> Response:
-        try:
-            since, limit, wanted = _asked(request.query_params)
-        except ValueError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        async with reading:
-            body = await asyncio.to_thread(_records, records, since, limit, wanted)
-        return Response(body, media_type="application/json")
-
-    async def api_contributions(request: Request) -> Response:
-        try:
-            limit = _number(request.query_params, "limit", DEFAULT_ACCOUNTS)
-            offset = _number(request.query_params, "offset", 0)
-            if not limit:
-                raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_ACCOUNTS}")
-        except ValueError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        async with reading:
-            said = await asyncio.to_thread(contributions, loop.state, run, limit, offset)
-            body = msgspec.json.encode(said)
-        return Response(body, media_type="application/json")
-
     async def metrics_(_: Request) -> Response:
         # Read here, where nothing changes meanwhile; written in a thread, for with a thousand members it is long.
         families = [*loop.metrics.registry.collect(), *collector.collect()]
-        async with reading:
+        async with writing:
             body = await asyncio.to_thread(_exposition, families)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
-    routes = {
-        "/": page,
-        "/healthz": healthz,
-        "/api/run": api_run,
-        "/api/rounds": api_rounds,
-        "/api/contributions": api_contributions,
-        "/metrics": metrics_,
-    }
-    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+    return web(LiveRun(loop, records, run), [Route("/healthz", healthz), Route("/metrics", metrics_)])
 
 
 class _Collected(Collector):
@@ -114,37 +65,43 @@ def _exposition(families: Sequence[Metric]) -> bytes:
     return generate_latest(registry)
 
 
-def _asked(query: QueryParams) -> tuple[int, int, tuple[str, ...]]:
-    """`since`, `limit` and the fields of what is answered. Raises `ValueError` with a sentence."""
-    since, limit = _number(query, "since", 0), _number(query, "limit", DEFAULT_RECORDS)
-    if not limit:
-        raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_RECORDS}")
-    asked = query.get("fields", "")
-    wanted = dict.fromkeys(asked.split(",")) if asked else RECORD_FIELDS
-    if odd := sorted(wanted.keys() - RECORD_FIELDS.keys()):
-        raise ValueError(f"a record has no {odd[0][:40]!r}")
-    return since, min(limit, MAX_RECORDS), tuple(wanted)
+class LiveRun:
+    """The run of this process, as `RunAnswers` asks for it."""
 
+    live = True
 
-def _number(query: QueryParams, name: str, default: int) -> int:
-    """The number of this name. Raises `ValueError` with a sentence."""
-    given = query.get(name, str(default))
-    if not given.isdecimal() or len(given) > 18:
-        raise ValueError(f"{name}={given[:40]!r} is not a number")
-    return int(given)
+    def __init__(self, loop: EventLoop, records: RunRecords, run: str) -> None:
+        self._loop, self.records, self._run = loop, records, run
 
+    def facts(self) -> RecordedRun:
+        state = self._loop.state
+        known = (*state.members.departed.values(), *state.members.here.values())
+        nodes = {m.node: NodeFacts(m.role or "trainer", m.owner, m.version) for m in known}
+        return RecordedRun(self._run, state.config.rounds.total, nodes)
 
-def _records(records: RunRecords, since: int, limit: int, wanted: tuple[str, ...]) -> bytes:
-    """These fields of the commit records after `since`, as a JSON list: of the first `limit`, or of as many as
-    `MAX_ANSWER_BYTES` allow."""
-    answer, length = list[bytes](), 0
-    with closing(records.iter_rounds(since, limit)) as found:
-        for record in found:
-            answer.append(msgspec.json.encode({name: getattr(record, name) for name in wanted}))
-            length += len(answer[-1])
-            if length >= MAX_ANSWER_BYTES:
-                break
-    return b"[" + b",".join(answer) + b"]"
+    def snapshot(self) -> dict[str, Any]:
+        return snapshot(self._loop, self._run)
+
+    def pending(self) -> CommitRecord | None:
+        return self._loop.state.pending
+
+    def at_work(self) -> dict[str, float]:
+        return {node: vitals.tokens_per_s for node, vitals in self._loop.telemetry.at_work.items()}
+
+    def now(self) -> float:
+        return self._loop.clock()
+
+    def round_trips(self) -> dict[NodeId, dict[NodeId, float]]:
+        return {node: member.rtts for node, member in self._loop.state.members.here.items() if member.rtts}
+
+    def contributions(self, limit: int, offset: int) -> dict[str, Any]:
+        return contributions(self._loop.state, self._run, limit, offset)
+
+    def account(self, node: NodeId) -> dict[str, Any] | None:
+        return account(self._loop.state, node)
+
+    def over(self) -> bool:
+        return self._loop.stopped
 
 
 def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
@@ -152,6 +109,7 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
     state, now = loop.state, loop.clock()
     meter = loop.telemetry.meter
     seconds = meter.seconds(now)
+    credited = {a.node: a.tokens for a in state.credit.nodes.values()}  # tokens
     whole = sum(seconds.values())
     return {
         "run_id": run,
@@ -173,7 +131,7 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
         "awaited": awaited_names(state),
         "draining": loop.draining,
         "members": [
-            _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now)
+            _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now, credited.get(m.node, 0))
             | {"seconds": {k: round(s, 1) for k, s in meter.of_node(m.node, now).items()}}
             for m in listed(state, now)
         ],
@@ -199,7 +157,7 @@ def awaited_names(state: State) -> list[str]:
     return [state.name(n) for n in late]
 
 
-def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[str, Any]:
+def _member(member: Member, vitals: Vitals, state: State, now: float, tokens: int) -> dict[str, Any]:
     r, node = state.round, member.node
     return {
         "node_id": node,
@@ -229,6 +187,13 @@ def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[st
         "trouble": vitals.trouble,
         "pause": vitals.pause,
         "reason": _story(member, vitals),
+        "owner": member.owner,
+        "version": member.version,
+        "leaf": member.leaf,
+        "heard_at": member.heard_at,
+        "rate_up": member.rates[0] or None,
+        "rate_down": member.rates[1] or None,
+        "contributed": tokens,
     }
 
 

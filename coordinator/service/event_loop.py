@@ -108,6 +108,11 @@ class EventLoop:
     def state(self) -> State:
         return self._machine.state
 
+    @property
+    def stopped(self) -> bool:
+        """Whether `run` is to end."""
+        return self._stop.is_set()
+
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
         next_write = 0.0  # seconds; when the next write is due

@@ -238,6 +238,13 @@ class Journal:
         query = "select seq, at, body, digest from notes order by seq desc limit ?"
         return self._notes(reversed(self._rows(query, (min(limit, MAX_NOTES),))))
 
+    def iter_notes(self, before: float) -> Generator[tuple[float, Note], None, None]:
+        """The notes of before a time (seconds since 1970), the newest first; read as `iter_rounds` reads."""
+        query = "select seq, at, body, digest from notes where at < ? order by seq desc"
+        with _in_sentences(self._path), closing(_reader(self._path)) as db:
+            for row in db.execute(query, (before,)):
+                yield from self._notes([row])
+
     def notes_between(self, start: float, end: float) -> list[tuple[float, Note]]:
         """The notes of the times from `start` on and before `end`, seconds, oldest first."""
         query = "select seq, at, body, digest from notes where at >= ? and at < ? order by seq"

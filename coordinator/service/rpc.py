@@ -281,8 +281,20 @@ class CoordinatorService:
         if (no := barred(self._event_loop.state, who.node, key)) is not None:
             await self._deny(context, no)
         name = validation.name(request.name) or who.node
+        version = validation.version(request.version)
         joined = ev.Joined(
-            who.node, who.life, name, address, who.secret, request.leaf, request.role, pin, key, invite, owner
+            who.node,
+            who.life,
+            name,
+            address,
+            who.secret,
+            request.leaf,
+            request.role,
+            pin,
+            key,
+            invite,
+            owner,
+            version,
         )
         token = request.token if who.life == 1 else ""  # an invite is for so many nodes, however often each joins
         async with self._in_time(context):

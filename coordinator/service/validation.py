@@ -45,6 +45,7 @@ MAX_FRAGMENTS = 4096
 MAX_SAMPLES = 1 << 53
 MAX_TEXT = 255  # characters of an address, a reason, a session
 MAX_NAME = 64  # characters of a node's name
+MAX_VERSION = 20  # characters
 MAX_PHASE = 20  # characters of what a node says it is doing
 _NODE = re.compile("n[0-9]{1,18}")
 WILDCARD_HOSTS = ("", "0.0.0.0", "::")
@@ -299,6 +300,11 @@ def text(sent: str) -> str:
 def name(sent: str) -> str:
     """A node's name for itself as it may be shown; empty if nothing of it can be."""
     return text(sent)[:MAX_NAME].strip()
+
+
+def version(sent: str) -> str:
+    """A version of a node's software, as it may be shown."""
+    return text(sent)[:MAX_VERSION].strip()
 
 
 def _node(sent: str) -> NodeId:

@@ -43,6 +43,7 @@ class Joined:
     key: PublicKey = NO_KEY  # the node's for its life: it proved that it has the secret half
     invite: int = 0  # number of the invite that it came with; 0: not known
     owner: str = ""  # whom the invite is for; empty: not known
+    version: str = ""  # of its software, as it says; empty: not known
 
 
 @dataclass(frozen=True, slots=True)

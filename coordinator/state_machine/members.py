@@ -110,6 +110,7 @@ class Member:
     key: PublicKey = NO_KEY  # the node's, for its life
     invite: int = 0  # number of the invite that its node came with last; 0: not known
     owner: str = ""  # whom that invite is for; empty: not known
+    version: str = ""  # of its software, as it says; empty: not known
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -197,6 +198,7 @@ def join(
     key: PublicKey = NO_KEY,
     invite: int = 0,
     owner: str = "",
+    version: str = "",
 ) -> Members:
     """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
     before = members.here.get(node)
@@ -231,6 +233,7 @@ def join(
         key=key or (known.key if known is not None else NO_KEY),
         invite=invite or (known.invite if known is not None else 0),
         owner=owner or (known.owner if known is not None else ""),
+        version=version,
     )
     gone = (
         {n: m for n, m in members.departed.items() if n != node} if node in members.departed else members.departed

@@ -334,6 +334,7 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
         event.key,
         event.invite,
         event.owner,
+        event.version,
     )
     state = replace(state, members=members)
     as_, owner = conduct.identity(state, node), members.here[node].owner

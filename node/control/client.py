@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from math import isfinite
 from typing import TypeVar
 
@@ -97,6 +98,7 @@ class ControlClient:
             leaf=identity.leaf,
             role=identity.role,
             pin=identity.pin,
+            version=version("atoll"),
         )
         prove_join(request, identity.key)
         reply = await self._retry(lambda: self._ask_to_join(request), patience)

@@ -12,7 +12,17 @@ from journal_contents import sample
 from long_runs import long_record
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.history.record_codec import FORMAT, BadRecord, decode, encode, plain
+from atoll.coordinator.history.record_codec import (
+    COUNTS,
+    FIGURES,
+    FORMAT,
+    MEASURES,
+    BadRecord,
+    RecordView,
+    decode,
+    encode,
+    plain,
+)
 from atoll.coordinator.state_machine.events import Decision
 
 
@@ -20,6 +30,20 @@ from atoll.coordinator.state_machine.events import Decision
 def test_a_record_comes_back_as_it_was(members: int) -> None:
     record = long_record(7, members)
     assert decode(encode(record)) == record == decode(plain(encode(record)))
+
+
+@pytest.mark.parametrize("members", [0, 1, 8, 300])
+def test_a_view_has_of_a_record_what_the_record_has(members: int) -> None:
+    record = replace(long_record(7, members), decisions=(sample(Decision),))
+    view = RecordView(encode(record))
+    assert (view.round, view.void, view.committed_at) == (record.round, record.void, record.committed_at)
+    assert (view.decisions, view.seconds, view.names) == (record.decisions, record.seconds, record.names)
+    for field in (*COUNTS, *MEASURES):
+        assert view.of_nodes(field) == getattr(record, field)
+    for field in FIGURES:
+        assert view.of_nodes(field) == {n: getattr(f, field) for n, f in record.figures.items()}
+    with pytest.raises(KeyError):
+        view.of_nodes("samples")
 
 
 def test_every_field_comes_back() -> None:
@@ -61,6 +85,13 @@ def test_spoiled_bytes_are_refused_or_are_a_record(seed: int, members: int) -> N
         decode(bytes(data[: rng.choice([len(data), rng.randrange(len(data))])]))
     except BadRecord:
         pass
+    try:
+        view = RecordView(bytes(data))
+        assert view.names is not None and view.seconds is not None
+        for field in (*COUNTS, *MEASURES, *FIGURES):
+            view.of_nodes(field)
+    except BadRecord:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -69,3 +100,5 @@ def test_spoiled_bytes_are_refused_or_are_a_record(seed: int, members: int) -> N
 def test_what_is_no_record_is_refused(data: bytes) -> None:
     with pytest.raises(BadRecord):
         decode(data)
+    with pytest.raises(BadRecord):
+        RecordView(data)

@@ -16,7 +16,7 @@ from rich.console import Console
 from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator.monitor import http
+from atoll.coordinator.monitor import run_answers
 from atoll.coordinator.monitor.contributions import (
     contribution_summary,
     contributions,
@@ -83,10 +83,10 @@ def test_records_are_answered_in_pages_of_bounded_length(tmp_path: Path, monkeyp
             few = await pages("&limit=1000&fields=round,val_loss,fragment")
             assert list(chain(*few)) == [{"round": r.round, "val_loss": 2.0, "fragment": 0} for r in records]
 
-            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 10_000)
+            monkeypatch.setattr(run_answers, "MAX_ANSWER_BYTES", 10_000)
             short = await pages("&limit=1000")
             assert list(chain(*short)) == whole and 1 < len(short[0]) < 50
-            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1)
+            monkeypatch.setattr(run_answers, "MAX_ANSWER_BYTES", 1)
             assert await get(c, "/api/rounds?since=7&fields=round") == (200, b'[{"round":8}]')
 
     asyncio.run(story())

@@ -1,6 +1,7 @@
 """Joins over gRPC: repeated, by a caller that is gone, by a later life of the same session."""
 
 import asyncio
+import json
 import math
 import socket
 import threading
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from control_nodes import CONFIG, SOON, Code, coordinator, digest, refused
+from control_nodes import CONFIG, SOON, Code, coordinator, digest, get, refused
 
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.config.security import SecurityConfig
@@ -262,5 +263,18 @@ def test_joins_by_one_key_are_limited_and_leave_one_session(tmp_path: Path) -> N
             for reply in replies:
                 ack = await edge.Heartbeat(pb.HeartbeatRequest(session=reply.session), cast(Any, Caller()))
                 assert ack.reason == "the session is not a member's", "a node has one"
+
+    asyncio.run(story())
+
+
+def test_the_version_that_a_node_says_it_has_is_shown_short_and_as_text(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            await c.node().join(version="1.2.3")
+            await c.node().join(version="9\x1b[2J" + "9" * 1000)
+            await c.node().join()
+            said = [m["version"] for m in json.loads((await get(c, "/api/run"))[1])["members"]]
+            assert said[0] == "1.2.3" and said[2] == ""
+            assert said[1].startswith("9") and len(said[1]) <= 20 and "\x1b" not in said[1]
 
     asyncio.run(story())
