@@ -42,6 +42,7 @@ NOTHING_OF_MEMBERS: dict[str, Any] = {
             "digests",
             "losses",
             "figures",
+            "exchange",
         ),
         *("lacking", "names"),
     )

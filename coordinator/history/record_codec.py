@@ -101,6 +101,7 @@ class _Body(msgspec.Struct, array_like=True):
     names: list[str]
     regions: list[list[int]]  # of places
     lacking: list[tuple[list[int], list[int]]]  # places of contributors, the chunks that lack all of them
+    exchange: _Some | None = None  # None: a record of before, which knew none
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -137,6 +138,7 @@ def encode(record: CommitRecord) -> bytes:
         names=[record.names[n] for n in nodes.order if n in record.names],
         regions=[nodes.places(region) for region in record.regions],
         lacking=[(nodes.places(who), chunks) for who, chunks in _inverted(record.lacking).items()],
+        exchange=nodes.some(record.exchange),
     )
     whole = _encode(body)
     if len(whole) < PACK_FROM:
@@ -195,6 +197,7 @@ def _record(body: _Body) -> CommitRecord:
         names=dict(zip(nodes.at(body.named), body.names, strict=True)),
         regions=tuple(tuple(nodes.order[place] for place in region) for region in body.regions),
         lacking={c: tuple(nodes.order[place] for place in who) for who, chunks in body.lacking for c in chunks},
+        exchange=nodes.each(body.exchange, float) if body.exchange is not None else {},
     )
 
 
@@ -211,6 +214,7 @@ class _Nodes:
     def of(cls, record: CommitRecord) -> "_Nodes":
         """Those of a record. Raises ValueError for an id that the coordinator has not given."""
         found = {*record.members, *record.rates, *record.figures, *record.samples, *record.digests, *record.names}
+        found |= record.exchange.keys()
         for name in (*COUNTS, *MEASURES):
             found |= getattr(record, name).keys()
         for group in (*record.regions, *record.lacking.values()):

@@ -177,7 +177,7 @@ def record_orphans(state: State, event: OrphansFound) -> State:
     return with_round(state, replace(state.round, plan=replace(r.plan, orphans=orphans)))
 
 
-def record_completion(state: State, event: ReduceComplete) -> State:
+def record_completion(state: State, event: ReduceComplete, now: float) -> State:
     """Enter that a member has every sealed chunk, and what its links carried."""
     r = state.round
     attempt, ledger = event.fence.attempt, r.ledger
@@ -201,7 +201,10 @@ def record_completion(state: State, event: ReduceComplete) -> State:
             rtts={n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here},
         )
         state = with_member(state, measured)
-    return with_round(state, replace(state.round, completions=r.completions | {event.node: event}))
+    first = event.node not in r.completions
+    completed_at = r.completed_at | {event.node: now} if first else r.completed_at
+    completions = r.completions | {event.node: event}
+    return with_round(state, replace(state.round, completions=completions, completed_at=completed_at))
 
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
@@ -363,6 +366,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         committed_at=now,
         names={n: state.name(n) for n in sorted({*r.participants, *weights}, key=order)},
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
+        exchange={n: rounded(r.completed_at[n] - r.planned_at, 8) for n in members_ if n in r.completed_at},
     )
     past = remember(state)
     return replace(

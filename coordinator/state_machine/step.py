@@ -186,7 +186,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case OrphansFound():
             return reduce.record_orphans(state, event)
         case ReduceComplete():
-            return reduce.record_completion(state, event)
+            return reduce.record_completion(state, event, now)
         case ChunkForged():
             return disputes.record_forgery(state, event, out)
         case ChunksMissing():
