@@ -40,18 +40,22 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("comm", "comm.config", "comm.proto", "comm.transport"),
         *("coordinator.door", "coordinator.history", "coordinator.state_machine"),
     },
-    "coordinator.monitor": {"comm", "comm.config", "coordinator.service", "coordinator.state_machine"},
+    "coordinator.monitor": {"comm", "coordinator.service", "coordinator.state_machine"},
+    "coordinator.tracking": {
+        *("comm", "comm.config"),
+        *("coordinator.history", "coordinator.service", "coordinator.state_machine"),
+    },
     "coordinator.server": {
-        *("comm", "comm.config", "comm.transport"),
-        *("coordinator.door", "coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
+        *("comm", "comm.config", "comm.transport", "coordinator.door", "coordinator.monitor"),
+        *("coordinator.service", "coordinator.state_machine", "coordinator.tracking"),
     },
     "coordinator.cli": {
         *("comm", "comm.config", "coordinator.history", "coordinator.monitor", "coordinator.server"),
-        "coordinator.service",
+        *("coordinator.service", "coordinator.tracking"),
     },
     "coordinator.demo": {
         *("comm", "comm.codecs", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
-        *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
+        *("coordinator.monitor", "coordinator.service", "coordinator.state_machine", "coordinator.tracking"),
     },
     "coordinator.bench": {
         *("comm", "comm.proto", "comm.transport", "configs"),
@@ -112,7 +116,8 @@ DOORS: dict[str, str] = {
     "coordinator.placement": "bandwidth_shares two_level",
     "coordinator.state_machine": "conduct events members rollback run_layout state step weights",
     "coordinator.service": "control_plane event_loop invites journal run_records telemetry",
-    "coordinator.monitor": "blame contributions http terminal wandb_logger",
+    "coordinator.monitor": "blame contributions http terminal",
+    "coordinator.tracking": "tracker view wandb_settings",
     "node": "config devices engine_check preflight settings top trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",

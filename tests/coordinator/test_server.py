@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from atoll.comm.config.outer import OuterConfig
-from atoll.comm.config.run import RunConfig, to_json
+from atoll.comm.config.run import RunConfig, WandbMode, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, SecurityConfig, TlsMode
 from atoll.comm.errors import ConfigError
 from atoll.coordinator import server
@@ -85,6 +85,18 @@ def test_a_state_directory_of_the_same_run_may_be_older_than_a_key_of_its_config
         ):
             with pytest.raises(ConfigError, match=rf"another config \({differs}\): start with"):
                 _same_run(journal, other)
+
+
+def test_who_watches_a_run_may_change_at_each_start(tmp_path: Path) -> None:
+    config = RunConfig(name="reef")
+    with closing(Journal(tmp_path)) as journal:
+        _same_run(journal, config)
+        config.wandb.mode, config.figures.jsonl = WandbMode.ONLINE, True
+        _same_run(journal, config)
+        assert from_json((journal.meta("config") or "").encode()) == config
+        config.wandb.notes, config.seed = "another word", 1
+        with pytest.raises(ConfigError, match=r"another config \(seed is 0 there and 1 here\)"):
+            _same_run(journal, config)
 
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.COLLECTING])
