@@ -35,7 +35,9 @@ class WandbNews:
         self._summary.take_series(records.series())
         self._better = True
         self._shown: list[tuple[float, Note]] = []
-        self._table_at = -inf
+        self._table_at = self._checkpoints_at = -inf
+        self._found = list[StoredCheckpoint]()  # that wandb has not been told of
+        self._troubles = set[str]()  # what does not work
         self._checkpoints: _CheckpointWatch | None = None
         if config.wandb.artifacts:
             self._checkpoints = _CheckpointWatch(config, self._digest)
@@ -52,10 +54,12 @@ class WandbNews:
             self._better = False
         if last or now >= self._table_at + TABLE_SECONDS:
             self._table_at = now
-            self._show_events()
-        if self._checkpoints is not None:
-            for checkpoint in self._checkpoints.found():
-                self._refer_to(checkpoint)
+            self._try("the events are", self._show_events)
+        if self._checkpoints is not None and (last or now >= self._checkpoints_at + STORE_SECONDS / 10):
+            self._checkpoints_at = now
+            self._found += self._checkpoints.found()
+            while self._found and self._try("checkpoints are", lambda: self._refer_to(self._found[0])):
+                del self._found[0]
 
     def alert(self, title: str, sentence: str, on: bool) -> None:
         """Send an alert."""
@@ -64,16 +68,26 @@ class WandbNews:
     def _show_events(self) -> None:
         notes = self._journal.notes(MAX_EVENTS)
         if notes != self._shown:
-            self._shown, table = notes, self._records.series()
+            table = self._records.series()
             rows = event_rows(notes, table.column("round"), table.column("committed_at"))
             self._run.show_table("events", COLUMNS, rows)
+            self._shown = notes
 
     def _refer_to(self, checkpoint: StoredCheckpoint) -> None:
         facts = {"round": checkpoint.round, "tokens": checkpoint.tokens, "state_digest": checkpoint.state_digest}
+        self._run.refer_to("checkpoint", checkpoint.url, facts, ["latest", f"round-{checkpoint.round}"])
+
+    def _try(self, what: str, send: Callable[[], None]) -> bool:
+        """Send what wandb first asks its server about; whether that went well. It is tried again when it is due."""
         try:
-            self._run.refer_to("checkpoint", checkpoint.url, facts, ["latest", f"round-{checkpoint.round}"])
-        except Exception as error:  # wandb wants a client of its own for some stores
-            log.warning(f"{checkpoint.url} is not shown in wandb: {error}")
+            send()
+        except Exception as error:  # of wandb's, or of the client that it has for the store
+            if what not in self._troubles:
+                log.warning(f"{what} not shown in wandb for now: {error}")
+            self._troubles.add(what)
+            return False
+        self._troubles.discard(what)
+        return True
 
     def _digest(self, round_: int) -> str:
         found = next(self._records.iter_rounds(round_ - 1, 1), None)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import wandb_log
 import wandb_server
@@ -101,6 +102,19 @@ def test_three_coordinators_one_of_whose_writers_is_killed_make_one_run_with_eac
         (k, f"round {k} is about to close") for k in range(1, 10)
     ]
     assert made.exits == [0, 0, 0]
+
+
+def test_the_death_of_wandbs_own_process_costs_no_row(tmp_path: Path, server: WandbServer) -> None:
+    run = run_of(tmp_path)
+
+    async def kill() -> None:
+        (core,) = psutil.Process(run.tracker.process_ids[0]).children(recursive=True)
+        core.kill()
+        run.commit(3)
+        await run.until(lambda: has(server, 5))
+
+    run.serve(2, lambda: has(server, 2), kill)
+    assert server.run.rounds == [1, 2, 3, 4, 5]
 
 
 def test_an_alert_reaches_wandb(tmp_path: Path, server: WandbServer) -> None:
