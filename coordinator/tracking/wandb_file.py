@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 def files_of(folder: Path, run_id: str) -> list[Path]:
     """The files of a run under wandb's folder, online ones too, in the order in which they were begun."""
     return sorted(
-        folder.glob(f"*run-*-{run_id}/run-{run_id}.wandb"), key=lambda file: file.parent.name.partition("run-")[2]
+        folder.glob(f"*run-*-{escape(run_id)}/run-{escape(run_id)}.wandb"),
+        key=lambda file: file.parent.name.partition("run-")[2],
     )
 
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from math import inf
 
 from atoll.comm.config.run import RunConfig
-from atoll.comm.errors import AtollError
+from atoll.comm.errors import AtollError, ResourceError
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.state_machine.events import CommitRecord, Note
 from atoll.coordinator.tracking.checkpoint_store import CheckpointStore, StoredCheckpoint
 from atoll.coordinator.tracking.events_table import COLUMNS, event_rows
 from atoll.coordinator.tracking.run_summary import RunSummary
-from atoll.coordinator.tracking.wandb_run import WandbRun
+from atoll.coordinator.tracking.wandb_run import Value, WandbRun
 
 log = logging.getLogger("atoll.coordinator")
 MAX_EVENTS = 500  # the latest, that the table has
@@ -29,10 +29,12 @@ class WandbNews:
     """The news of one run for its wandb run, which a process has open."""
 
     def __init__(self, run: WandbRun, journal: Journal, records: RunRecords, config: RunConfig) -> None:
-        """Raises `ResourceError` where old records cannot be read."""
         self._run, self._journal, self._records = run, journal, records
         self._summary = RunSummary()
-        self._summary.take_series(records.series())
+        try:
+            self._summary.take_series(records.series())
+        except ResourceError as error:
+            log.warning(f"the best losses in wandb are those from now on, old records cannot be read: {error}")
         self._better = True
         self._shown: list[tuple[float, Note]] = []
         self._table_at = self._checkpoints_at = -inf
@@ -44,7 +46,7 @@ class WandbNews:
 
     def take(self, record: CommitRecord) -> None:
         """Take in a record that the run has a row of now."""
-        self._records.add(record)
+        self._records.add(record)  # to the series
         self._better |= self._summary.take(record)
 
     def tell(self, now: float, last: bool = False) -> None:
@@ -74,11 +76,16 @@ class WandbNews:
             self._shown = notes
 
     def _refer_to(self, checkpoint: StoredCheckpoint) -> None:
-        facts = {"round": checkpoint.round, "tokens": checkpoint.tokens, "state_digest": checkpoint.state_digest}
+        facts: dict[str, Value] = {
+            "round": checkpoint.round,
+            "tokens": checkpoint.tokens,
+            "state_digest": checkpoint.state_digest,
+        }
         self._run.refer_to("checkpoint", checkpoint.url, facts, ["latest", f"round-{checkpoint.round}"])
 
     def _try(self, what: str, send: Callable[[], None]) -> bool:
-        """Send what wandb first asks its server about; whether that went well. It is tried again when it is due."""
+        """Send what wandb first asks its server about; whether that went well. It is tried again when it is
+        due."""
         try:
             send()
         except Exception as error:  # of wandb's, or of the client that it has for the store

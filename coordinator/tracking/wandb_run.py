@@ -23,6 +23,7 @@ from atoll.coordinator.tracking.wandb_settings import init_arguments, init_setti
 
 log = logging.getLogger("atoll.coordinator")
 FOLDER = "wandb"  # in the state directory, or WANDB_DIR
+MAX_TITLE = 63  # characters, by wandb's own rule
 ALERT_SECONDS = 300.0  # in which wandb sends one alert of a title
 Value = str | float | int
 
@@ -73,8 +74,7 @@ class WandbRun:
 
     def alert(self, title: str, sentence: str, on: bool) -> None:
         """Have wandb tell whoever wants to be told of something that begins (`on`), or is over."""
-        level = self._wandb.AlertLevel.ERROR if on else self._wandb.AlertLevel.INFO
-        self._run.alert(title, sentence, level=level, wait_duration=ALERT_SECONDS)
+        self._run.alert(title[:MAX_TITLE], sentence, level="ERROR" if on else "INFO", wait_duration=ALERT_SECONDS)
 
     def refer_to(self, name: str, url: str, facts: Mapping[str, Value], aliases: Sequence[str]) -> None:
         """Log an artifact of type model that says where a checkpoint is; none of its bytes are read."""

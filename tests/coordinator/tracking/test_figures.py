@@ -1,6 +1,7 @@
 """A commit record's figures, under the names that charts have."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from watched_runs import record
@@ -12,7 +13,7 @@ from atoll.coordinator.tracking.figures import MAX_NODES, MAX_NUMBER, chart_name
 ADA, BO = NodeId("n1"), NodeId("n2")
 
 
-def of_two(**changes: object) -> CommitRecord:
+def of_two(**changes: Any) -> CommitRecord:
     made = CommitRecord(
         round=7,
         epoch=2,

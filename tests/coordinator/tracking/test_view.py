@@ -11,13 +11,13 @@ from atoll.comm.errors import ConfigError
 from atoll.coordinator.server import save_wandb_view
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.tracking.figures import row
-from atoll.coordinator.tracking.view import SECTIONS
+from atoll.coordinator.tracking.view import SECTIONS, Chart
 
 CHARTS = [chart for section in SECTIONS for chart in section.charts]
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.title)
-def test_a_chart_is_of_figures_that_are_logged(chart: object) -> None:
+def test_a_chart_is_of_figures_that_are_logged(chart: Chart) -> None:
     figures = row(record(3))
     assert chart.x in figures and set(chart.figures) <= figures.keys()
     assert bool(chart.figures) != bool(chart.pattern)

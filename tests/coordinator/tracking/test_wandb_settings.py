@@ -90,8 +90,8 @@ def test_the_config_counts_and_then_the_environment(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     run = config()
-    for name, value in settings.items():
-        setattr(run.wandb, name, value)
+    for key, given in settings.items():
+        setattr(run.wandb, key, given)
     found = init_arguments(run, Path("/state"), "ree5f001", WandbMode.OFFLINE)
     assert {name: found[name] for name in expected} == expected
 
