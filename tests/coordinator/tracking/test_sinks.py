@@ -51,9 +51,7 @@ def write(spec: SinkSpec, last: int, ending: str) -> int:
     """The round that a process of its own found at the end of what was there before it."""
     command = [sys.executable, "-P", "-c", WRITER, msgspec.json.encode(spec).decode(), str(last), ending]
     environment = os.environ | {"PYTHONPATH": str(Path(wandb_log.__file__).parent)}
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=120
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == (0 if ending == "closed" else -9), done.stderr
     return int(done.stdout)
 
@@ -68,7 +66,7 @@ def tensorboard_rows(folder: Path) -> list[Row]:
     from tensorboardX.proto.event_pb2 import Event
 
     def masked(data: bytes) -> int:
-        crc = crc32c(data)
+        crc: int = crc32c(data)
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
     rows = []
