@@ -126,7 +126,7 @@ def test_a_request_that_trickles_into_the_page_is_ended_and_others_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PAGE", replace(PAGE, deadline=0.3))
-    tracker: Any = SimpleNamespace(tell=lambda *_: None)
+    tracker: Any = SimpleNamespace(tell=lambda *_: None, alert=lambda *_: None)
     options = ServerOptions(tmp_path, "127.0.0.1:0", "", "")
 
     async def story() -> None:
