@@ -110,10 +110,10 @@ def start(
     # A server that does not answer keeps nobody waiting.
     threading.Thread(target=_warn_of_problems, args=(config,), name="check", daemon=True).start()
     from atoll.coordinator.history.record_store import opened
-    from atoll.coordinator.monitor.wandb_logger import check_installed
     from atoll.coordinator.monitor.webhook import checked_url
     from atoll.coordinator.server import ServerOptions, serve
     from atoll.coordinator.service.run_records import RecordOptions
+    from atoll.coordinator.tracking.wandb_settings import check_installed
 
     check_installed(config)
     records = RecordOptions(1e9 * gigabytes, opened(archive) if archive else None)
@@ -165,6 +165,20 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
             click.echo(f"# {line}")
     if beyond := simulated_only(config):
         click.echo(f"# for `atoll simulate`: a coordinator does not carry out {', '.join(beyond)} yet")
+
+
+@coordinator.command("wandb-view")
+@state_dir_option
+@click.option("--json", "as_json", is_flag=True)
+def wandb_view(state_dir: Path, as_json: bool) -> None:
+    """Save a view of the run in wandb, with losses, speed, goodput, the exchange and the events; print its URL.
+
+    It goes where the run does, by its config and WANDB_*. Saved again, it is as it is here.
+    """
+    from atoll.coordinator.server import save_wandb_view
+
+    url = save_wandb_view(state_dir.expanduser())
+    click.echo(json.dumps({"url": url}) if as_json else url)
 
 
 def round_lines(config: RunConfig) -> Iterator[str]:

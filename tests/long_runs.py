@@ -51,6 +51,7 @@ def long_record(round_: int, members: int) -> CommitRecord:
         val_loss=rounded(loss + 0.01, 24) if round_ % 10 == 0 else None,
         committed_at=1.7e9 + 3600.0 * round_,
         names={n: rng.choice(["gpu", "ada", "vm"]) + f"-{rng.randrange(10_000)}" for n in nodes},
+        exchange={n: rounded(rng.gauss(90, 5), 8) for n in nodes},
         losses={n: rounded(loss + rng.gauss(0, 0.05), 16) for n in nodes},
         config_digest="ab" * 16,
         figures={n: TrainerFigures(*(rounded(rng.gauss(of, of / 10), 8) for of in USUAL)) for n in nodes},

@@ -41,20 +41,24 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("coordinator.door", "coordinator.history", "coordinator.state_machine"),
     },
     "coordinator.monitor": {
+        "comm",
+        *("coordinator.history", "coordinator.service", "coordinator.state_machine"),
+    },
+    "coordinator.tracking": {
         *("comm", "comm.config"),
         *("coordinator.history", "coordinator.service", "coordinator.state_machine"),
     },
     "coordinator.server": {
-        *("comm", "comm.config", "comm.transport"),
-        *("coordinator.door", "coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
+        *("comm", "comm.config", "comm.transport", "coordinator.door", "coordinator.monitor"),
+        *("coordinator.service", "coordinator.state_machine", "coordinator.tracking"),
     },
     "coordinator.cli": {
         *("comm", "comm.config", "coordinator.history", "coordinator.monitor", "coordinator.server"),
-        "coordinator.service",
+        *("coordinator.service", "coordinator.tracking"),
     },
     "coordinator.demo": {
         *("comm", "comm.codecs", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
-        *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
+        *("coordinator.monitor", "coordinator.service", "coordinator.state_machine", "coordinator.tracking"),
     },
     "coordinator.bench": {
         *("comm", "comm.proto", "comm.transport", "configs"),
@@ -116,8 +120,9 @@ DOORS: dict[str, str] = {
     "coordinator.state_machine": "conduct credit events members rollback run_layout state step weights",
     "coordinator.service": "control_plane event_loop goodput invites journal journaled_machine run_records "
     "telemetry",
-    "coordinator.monitor": "alarm blame contributions http replay run_answers terminal terminal_replay "
-    "wandb_logger web webhook",
+    "coordinator.monitor": "alarm alerts blame contributions http replay run_answers terminal terminal_replay web "
+    "webhook",
+    "coordinator.tracking": "tracker view wandb_settings",
     "node": "config devices engine_check memory preflight settings state_files top trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",

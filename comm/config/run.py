@@ -25,6 +25,7 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError
 
 MAX_DATA_SETS = 64  # of a mixture: each node has all their manifests in memory
+MAX_TAG = 64  # characters, by wandb's own rule
 
 
 class DataKind(StrEnum):
@@ -374,12 +375,34 @@ class CheckpointConfig:
 @dataclass
 class WandbConfig:
     """The run's place in Weights & Biases. What the config leaves open, wandb's environment variables say;
-    the run's name there is WANDB_NAME, else the config's `name`.
+    the run's name there is WANDB_NAME, else the config's `name`. May differ at each start of the coordinator;
+    nodes see it, as all of the config.
     """
 
     mode: WandbMode = WandbMode.AUTO  # auto: WANDB_MODE, else online when an API key is present, else offline
     project: str = ""  # empty: WANDB_PROJECT, else atoll
     entity: str = ""  # empty: WANDB_ENTITY, else the account's own
+    group: str = ""  # of runs that are shown as one; empty: WANDB_RUN_GROUP
+    tags: list[str] = field(default_factory=list)  # empty: WANDB_TAGS
+    notes: str = ""  # empty: WANDB_NOTES
+    artifacts: bool = False  # each checkpoint in checkpoint.remote is an artifact, which refers to it there
+
+    def rules(self) -> Iterator[Rule]:
+        """Rules of what wandb takes."""
+        for tag in self.tags:
+            yield (
+                0 < len(tag) <= MAX_TAG,
+                f"wandb.tags has {tag[:80]!r}: a tag has 1 to {MAX_TAG} characters",
+            )
+
+
+@dataclass
+class FiguresConfig:
+    """Where the coordinator writes each round's figures besides: what wandb gets, in its state directory. May
+    differ at each start of the coordinator."""
+
+    jsonl: bool = False  # figures.jsonl: one JSON object a round, one a line
+    tensorboard: bool = False  # the folder tensorboard, for `tensorboard --logdir`
 
 
 @dataclass
@@ -408,6 +431,7 @@ class RunConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    figures: FiguresConfig = field(default_factory=FiguresConfig)
 
     def delay(self, round_: int) -> int:
         """Inner steps after which the anchor of this round is taken; 0: nodes wait for it."""
@@ -465,6 +489,7 @@ class RunConfig:
             self.members,
             self.security,
             self.checkpoint,
+            self.wandb,
         ):
             yield from section.rules()
         yield (
@@ -494,6 +519,11 @@ class RunConfig:
                 f"inner.optimizer is {self.inner.optimizer}, and engine is torchtitan, which trains with adamw: "
                 "set inner.optimizer=adamw, and inner.lr to its learning rate",
             )
+        yield (
+            not self.wandb.artifacts or bool(self.checkpoint.remote),
+            "wandb.artifacts is set, and checkpoint.remote is empty: artifacts refer to checkpoints in a store, "
+            "set checkpoint.remote to its URL",
+        )
         yield (
             self.overlap.delay <= self.rounds.inner_steps,
             f"overlap.delay {self.overlap.delay} is above rounds.inner_steps {self.rounds.inner_steps}",

@@ -45,6 +45,7 @@ NOTHING_OF_MEMBERS: dict[str, Any] = {
             "digests",
             "losses",
             "figures",
+            "exchange",
         ),
         *("lacking", "names"),
     )

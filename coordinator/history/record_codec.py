@@ -104,10 +104,10 @@ class _Body(msgspec.Struct, array_like=True):
     regions: list[list[int]]  # of places
     lacking: list[tuple[list[int], list[int]]]  # places of contributors, the chunks that lack all of them
     # Records of before lack what follows.
-    spent: list[
-        tuple[int | str, _Some, int]
-    ] = []  # by bucket (a number is a place in KEYS), and in what part of 1 s
+    # By bucket (a number is a place in KEYS), and in what part of 1 s.
+    spent: list[tuple[int | str, _Some, int]] = []
     failures: tuple[Failure, ...] = ()
+    exchange: _Some | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -146,6 +146,7 @@ def encode(record: CommitRecord) -> bytes:
         lacking=[(nodes.places(who), chunks) for who, chunks in _inverted(record.lacking).items()],
         spent=[(_short(bucket), *_seconds(nodes, of)) for bucket, of in _by_bucket(record.spent).items()],
         failures=record.failures,
+        exchange=nodes.some(record.exchange),
     )
     whole = _encode(body)
     if len(whole) < PACK_FROM:
@@ -206,6 +207,7 @@ def _record(body: _Body) -> CommitRecord:
         lacking={c: tuple(nodes.order[place] for place in who) for who, chunks in body.lacking for c in chunks},
         spent=_by_node({_long(k): _parts(nodes.each(some, float), part) for k, some, part in body.spent}),
         failures=body.failures,
+        exchange=nodes.each(body.exchange, float) if body.exchange is not None else {},
     )
 
 
@@ -287,7 +289,7 @@ class _Nodes:
     def of(cls, record: CommitRecord) -> "_Nodes":
         """Those of a record. Raises ValueError for an id that the coordinator has not given."""
         found = {*record.members, *record.rates, *record.figures, *record.samples, *record.digests, *record.names}
-        found |= record.spent.keys()
+        found |= record.spent.keys() | record.exchange.keys()
         for name in (*COUNTS, *MEASURES):
             found |= getattr(record, name).keys()
         for group in (*record.regions, *record.lacking.values()):

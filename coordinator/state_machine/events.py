@@ -476,6 +476,8 @@ class CommitRecord:
     committed_at: float = 0.0  # seconds since 1970
     names: dict[NodeId, str] = field(default_factory=dict)  # of members and contributors
     losses: dict[NodeId, float] = field(default_factory=dict)  # of each contributor, mean over its samples
+    # of each member: seconds from the first plan of the reduce until it had every sealed chunk
+    exchange: dict[NodeId, float] = field(default_factory=dict)
     # The service adds these when it keeps the record.
     config_digest: str = ""  # hex; of the run's config
     decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence

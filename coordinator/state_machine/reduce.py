@@ -208,7 +208,15 @@ def record_completion(state: State, event: ReduceComplete, now: float) -> State:
         )
         state = with_member(state, measured)
     plan = None if r.plan is None else replace(r.plan, held_at={event.node: now} | r.plan.held_at)
-    return with_round(state, replace(state.round, completions=r.completions | {event.node: event}, plan=plan))
+    return with_round(
+        state,
+        replace(
+            state.round,
+            completions=r.completions | {event.node: event},
+            completed_at={event.node: now} | r.completed_at,
+            plan=plan,
+        ),
+    )
 
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
@@ -384,6 +392,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         committed_at=now,
         names={n: state.name(n) for n in sorted({*r.participants, *weights}, key=order)},
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
+        exchange={n: rounded(r.completed_at[n] - r.planned_at, 8) for n in members_ if n in r.completed_at},
     )
     past = remember(state)
     return replace(

@@ -122,6 +122,7 @@ class RoundState:
     ledger: Ledger = Ledger()
     plan: AttemptState | None = None
     completions: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
+    completed_at: dict[NodeId, float] = field(default_factory=dict)  # seconds; when each of them first said so
     # told the digests: members that said so and had others, and all that lack chunks then
     wrong: frozenset[NodeId] = frozenset()
     stragglers: dict[NodeId, float] = field(default_factory=dict)  # seconds; when those few were told the digests
