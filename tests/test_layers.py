@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("coordinator.door", "coordinator.history", "coordinator.state_machine"),
     },
     "coordinator.monitor": {
-        "comm",
+        *("comm", "comm.config"),
         *("coordinator.history", "coordinator.service", "coordinator.state_machine"),
     },
     "coordinator.tracking": {
@@ -120,7 +120,7 @@ DOORS: dict[str, str] = {
     "coordinator.state_machine": "conduct credit events members rollback run_layout state step weights",
     "coordinator.service": "control_plane event_loop goodput invites journal journaled_machine run_records "
     "telemetry",
-    "coordinator.monitor": "alarm alerts blame contributions http replay run_answers terminal terminal_replay web "
+    "coordinator.monitor": "alarm blame contributions http replay run_answers terminal terminal_replay web "
     "webhook",
     "coordinator.tracking": "tracker view wandb_settings",
     "node": "config devices engine_check memory preflight settings state_files top trainer_channel",

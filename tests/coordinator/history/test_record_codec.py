@@ -56,7 +56,7 @@ def test_a_record_of_before_has_no_seconds_of_nodes_and_no_failures() -> None:
     record = long_record(7, 8)
     fields_ = msgspec.msgpack.decode(plain(encode(record))[2:])
     old = bytes((FORMAT, 0)) + msgspec.msgpack.encode(fields_[:-3])
-    assert decode(old) == replace(record, spent={}, failures=())
+    assert decode(old) == replace(record, spent={}, failures=(), exchange={})
 
 
 def test_where_time_went_comes_back_to_the_tenth_or_thousandth_of_a_second_and_costs_six_bytes_a_node() -> None:
