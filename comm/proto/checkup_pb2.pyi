@@ -81,8 +81,8 @@ class LookReply(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PENALTY_FIELD_NUMBER: _builtins.int
     PRIVATE_FIELD_NUMBER: _builtins.int
-    PENALTY_PASSES_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
+    PENALTY_PASSES_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """the run's, as JSON"""
     time: _builtins.float
@@ -110,8 +110,8 @@ class LookReply(_message.Message):
         host: _builtins.str = ...,
         penalty: _builtins.str = ...,
         private: _builtins.bool = ...,
-        penalty_passes: _builtins.bool = ...,
         gateways: _abc.Iterable[_builtins.str] | None = ...,
+        penalty_passes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

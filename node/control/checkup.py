@@ -48,11 +48,11 @@ class RunSight:
     members: int  # that take part now
     host: str  # that this machine's calls come from
     penalty: str  # why this node would not be let in; empty: it would
-    penalty_passes: bool  # it would be let in later
     private: bool  # nodes may have addresses of private networks
     seconds: float  # of the shortest call
     clock_ahead: float  # seconds that this machine's clock is ahead of the coordinator's, by that call
     gateways: tuple[str, ...] = ()  # multiaddrs by which members are reached who cannot be dialled
+    penalty_passes: bool = False  # it would be let in later
 
 
 class CheckupClient:
@@ -82,8 +82,8 @@ class CheckupClient:
             if seconds < best:
                 best, ahead = seconds, begun_at + seconds / 2 - reply.time
         run = from_json(reply.config)
-        penalty, ways = (reply.penalty, reply.penalty_passes), tuple(reply.gateways)
-        return RunSight(run, reply.members, reply.host, *penalty, reply.private, best, ahead, ways)
+        ways, passes = tuple(reply.gateways), reply.penalty_passes
+        return RunSight(run, reply.members, reply.host, reply.penalty, reply.private, best, ahead, ways, passes)
 
     async def dial_back(self, address: str, pin: Pin) -> cp.DialBackReply:
         """Have the coordinator dial this machine's data plane at `address`, host:port, of which the host may be

@@ -223,7 +223,7 @@ def test_an_invite_that_is_used_up_is_said_and_who_came_with_it_may_ask(tmp_path
     ("ahead", "ok", "remedy"), [(1.0, True, ""), (-5.0, True, "gateway"), (4000.0, False, "set it")]
 )
 def test_a_clock_that_is_wrong_is_told_for_what_it_is_needed(ahead: float, ok: bool, remedy: str) -> None:
-    found = clock_check(RunSight(RUN, 1, "127.0.0.1", "", False, True, 0.2, ahead))
+    found = clock_check(RunSight(RUN, 1, "127.0.0.1", "", True, 0.2, ahead))
     assert found.ok is ok and remedy in found.remedy and bool(found.remedy) is bool(remedy)
     assert ("ahead of" if ahead > 0 else "behind") in found.found
 
