@@ -20,5 +20,6 @@ ROOMS = (
 def test_no_wall_clock_is_read_where_members_are_judged(room: str) -> None:
     files = sorted((ROOT / room).rglob("*.py"))
     assert files
+    files = [file for file in files if file.name != "checkup.py"]  # `atoll doctor` says whether the clock is right
     found = [str(file.relative_to(ROOT)) for file in files if WALL_CLOCK.search(file.read_text())]
     assert not found, f"they read the wall clock: {found}"
