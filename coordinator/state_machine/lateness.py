@@ -106,25 +106,21 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
     r = state.round
     assert r.plan is not None
     seconds = now - r.plan.stage_at
-    waited, part = f"{seconds:.0f} s", strike_part(state, seconds)
+    waited, part = f"{seconds:.0f}", strike_part(state, seconds)
     if 2 * len(late) > len(_due(state)):
         return state
-    facts = (
-        ("attempt", str(r.ledger.attempt)),
-        ("seconds", waited[:-2]),
-        ("predicted", f"{r.plan.predicted:.3g}"),
-    )
+    facts = (("attempt", str(r.ledger.attempt)), ("seconds", waited), ("predicted", f"{r.plan.predicted:.3g}"))
     for node in sorted(late, key=order):
         if not state.members.trusted(node):
             continue
-        offence, what = Offence.LATE, f"say within {waited} that it holds the sealed chunks"
+        offence, what = Offence.LATE, f"say within {waited} s that it holds the sealed chunks"
         if not r.ledger.unsealed:
             offence = Offence.SILENT
         elif own := sum(r.ledger.owners[c] == node for c in r.ledger.unsealed):
-            what = f"seal {count(own, 'chunk')} of its own in {waited}"
+            what = f"seal {count(own, 'chunk')} of its own in {waited} s"
         else:
             summed = sum(node in _sealing(state, c) for c in r.ledger.unsealed)
-            what = f"sum {count(summed, 'chunk')} for its region in {waited}"
+            what = f"sum {count(summed, 'chunk')} for its region in {waited} s"
         evidence = Evidence(r.number, offence, f"it did not {what}, as others did", facts, part=part)
         state = charge(state, node, evidence, out)
     return state
@@ -192,12 +188,15 @@ def _due(state: State) -> Collection[NodeId]:
 
 
 def _sealing(state: State, c: int) -> set[NodeId]:
-    """Who is yet to do something before a chunk is sealed: its owner; in two levels first the relays that have not
-    told what they summed, where members tell such things."""
+    """Who is yet to do something before a chunk is sealed: its owner; in two levels first the relays that have
+    something to sum and have not told that they did, where members tell such things."""
     ledger = state.round.ledger
     owner = ledger.owners[c]
     owners = set() if owner is None else {owner}
     if c not in ledger.layered or not state.config.outer.clip:
         return owners
-    told = {told.by for told in ledger.sums.get(c, ()) if told.since == ledger.since[c]}
-    return {ledger.entries[row[c]].node for row in ledger.relays} - told - owners or owners
+    able = zip(ledger.entries, ledger.regions, strict=False)
+    regions = {g for entry, g in able if entry.contribution is not None and not entry.gone}
+    relays = {ledger.entries[row[c]].node for g, row in enumerate(ledger.relays) if g in regions}
+    done = {told.by for told in ledger.sums.get(c, ()) if told.since == ledger.since[c]}
+    return relays - done - owners or owners

@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 from member_story import Story
+from scenario import Run
 
+from atoll.comm.bitmap import bitmap
+from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import conduct, lateness
+from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import suspect
-from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.state import State, order
 
 NAMES = ["a", "b", "c", "d"]
 ALL = [NodeId(f"n{i}") for i in range(1, 5)]
@@ -92,3 +96,33 @@ def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_
     assert [lateness.is_overdue(state, opened + s) for s in (99, 101, 599, 601)] == [False, False, False, True]
     struck = lateness.hold_to_account(state, [ALL[2]], opened + 601, [])
     assert [lateness.is_overdue(struck, opened + s) for s in (99, 101)] == [False, True]
+
+
+def test_in_two_levels_a_relay_that_sums_nothing_is_late_and_not_the_owners_that_wait_for_it() -> None:
+    run, near, far = Run(), ["a", "b", "c"], ["d", "e", "f"]
+    run.set("reduce.chunk", "5")  # eight chunks
+    run.do("begin", [*near, *far])
+    run.do("regions", [*near, "/", *far])
+    for _ in range(2):
+        run.do("commit", [])
+    run.steps()
+    ledger = run.state.round.ledger
+    assert len(ledger.layered) == 8
+    relays = {
+        c: {ledger.entries[row[c]].node for row in ledger.relays} - {ledger.owners[c]} for c in ledger.layered
+    }
+    lazy = min(set[NodeId]().union(*relays.values()), key=order)
+    for c, (relay,) in relays.items():
+        if relay != lazy:
+            summed = bitmap((i for i, g in enumerate(ledger.regions) if g == region(run, relay)), 6)
+            run.feed(ev.ChunksSealed(relay, 1, run.fence({}), (), sums=((c, summed, bytes(12)),)))
+            run.do("seal", [run.name(ledger.owners[c] or NodeId("")), f"chunk={c}"])
+    assert run.state.round.ledger.unsealed
+    run.do("wait", ["60.25"])
+    assert set(run.state.conduct.strikes) == {lazy}
+    assert run.state.conduct.strikes[lazy].latest == {Offence.LATE: 3}
+
+
+def region(run: Run, node: NodeId) -> int:
+    ledger = run.state.round.ledger
+    return next(g for e, g in zip(ledger.entries, ledger.regions, strict=True) if e.node == node)

@@ -136,6 +136,13 @@ MUTATIONS = [
         HERE + "test_transcripts.py",
     ),
     Mutation(
+        "an owner is late where its relay is",
+        M + "lateness.py",
+        "return relays - done - owners or owners",
+        "return owners",
+        HERE + "test_lateness.py",
+    ),
+    Mutation(
         "an owner has no limit to what it waits for",
         M + "lateness.py",
         "if not predicted or _is_unknown(state):\n        return 0.0",
