@@ -233,7 +233,7 @@ def test_a_machine_that_nobody_can_dial_does_where_the_run_has_gateways(
     installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "installed", lambda package: installed)
-    sight = RunSight(RUN, 1, "203.0.113.7", "", False, False, 0.2, 0.0)
+    sight = RunSight(RUN, 1, "203.0.113.7", "", False, 0.2, 0.0)
     for check in (
         Check("reach", True, "the coordinator dialled it"),
         Check("reach", False, "not its own", "--leaf"),
