@@ -162,7 +162,8 @@ def test_of_two_the_one_with_bytes_goes_on_and_a_newcomer_gets_the_state_from_it
     until("commits of one alone", lambda: run.committed() >= at + 3)
     run.join(url, "three")
     until("a commit with the newcomer", lambda: run.contributors() == 2)
-    assert status(run, "one")["round"] <= at + 1 and "recovering without" not in run.log("three")
+    one = status(run, "one")
+    assert one["round"] <= at + 1 and f"recovering without {one['node_id']}" not in run.log("three")
     run.whole(run.committed() - 1)
 
 
