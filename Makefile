@@ -7,7 +7,8 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long titan harness p2p wheel chaos bench blame quality check format proto clean
+.PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel chaos bench blame quality check \
+    format proto clean
 
 install: .venv/installed
 
@@ -35,9 +36,25 @@ test: .venv/installed-dev
 	$(PYTEST) --timeout 300 -m "not long and e2e"
 
 # Everything else that must pass. Emulated networks need root.
-test-long: .venv/installed-dev
+test-long: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e" $(CORES)
 	$(PYTEST) --timeout 1200 -m "long and e2e"
+
+# The coordinator's page in Chromium, and the pictures of it in docs/watching/: two minutes.
+page: .venv/installed-dev chromium
+	ATOLL_PICTURES=docs/watching $(PYTEST) --timeout 300 -m "long or not long" tests/page
+
+# Debian's Chromium, where it is not there and this is root; else the tests that need it say what to do.
+chromium:
+	@command -v chromium chromium-browser google-chrome > /dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; fi
+
+# Likewise Debian's Prometheus with promtool, for the tests of metrics and alerts.
+prometheus:
+	@command -v promtool > /dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus > /dev/null; fi
 
 # The engine torchtitan on a CPU, in an environment of its own: it wants other versions of what else is installed.
 titan: .titan-venv/installed
@@ -62,8 +79,14 @@ HARNESS_PIP := .harness-venv/bin/pip install --quiet --constraint constraints.tx
 	touch $@
 
 # Gateways with the real libp2p, in an environment of its own. The networks behind NATs take root, ip and nft.
+# Then the tests of the data plane, of reduces and of recoveries, with each connection through two gateways.
 p2p: .p2p-venv/installed
 	.p2p-venv/bin/pytest --durations 5 -m "long or not long" tests/p2p
+	PYTHONPATH=tests .p2p-venv/bin/pytest -p p2p.over_gateways --timeout 120 $(OVER_GATEWAYS)
+
+OVER_GATEWAYS := tests/node/recovery $(addprefix tests/comm/transport/test_,data_plane.py peer_links.py pieces.py \
+    leaf_relay.py broken_links.py identity.py tls.py chunk_slots.py) $(addprefix tests/comm/allreduce/test_reduction, \
+    .py _deaths.py _plans.py _levels.py)
 
 P2P_PIP := .p2p-venv/bin/pip install --quiet --constraint constraints.txt
 .p2p-venv/installed: pyproject.toml constraints.txt
@@ -103,6 +126,7 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin # what macOS lacks
 	$(BIN)/mypy --explicit-package-bases tests
 	comm/proto/generate.sh --check
 

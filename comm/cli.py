@@ -15,6 +15,25 @@ from atoll.comm.errors import AtollError
 from atoll.comm.exit_codes import SERVICE, ExitCode, final_codes
 from atoll.comm.terminal import visible
 
+PREFIX = "ATOLL"  # of the environment variables that are options
+
+
+def variable(prefix: str, word: str) -> str:
+    """The environment variable of an option, or what those of a command's options begin with: `prefix`, and the
+    word as it is typed."""
+    return f"{prefix}_{word.lstrip('-')}".upper().replace("-", "_")
+
+
+def _name_variables(command: click.Command, prefix: str) -> None:
+    """Have each option found under its own word, where click would take the parameter's name."""
+    for option in command.params:
+        word = max(option.opts, key=len)
+        if isinstance(option, click.Option) and option.envvar is None and option.allow_from_autoenv:
+            option.envvar = variable(prefix, word)
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            _name_variables(inner, variable(prefix, name))
+
 
 class CommandGroup(click.Group):
     """A group whose commands are found by name among the entry points of a group, and imported when called."""
@@ -28,6 +47,7 @@ class CommandGroup(click.Group):
         for entry in entry_points(group=self.entry_points, name=cmd_name):
             command = entry.load()
             assert isinstance(command, click.Command)
+            _name_variables(command, variable(ctx.auto_envvar_prefix or PREFIX, cmd_name))
             return command
         return None
 
@@ -37,7 +57,6 @@ class CommandGroup(click.Group):
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-PREFIX = "ATOLL"  # of the environment variables that are options
 HELP = f"""Train one language model on many machines that share nothing but the internet.
 
 Every option can be given by an environment variable, too: --name of `atoll node join` is ATOLL_NODE_JOIN_NAME.

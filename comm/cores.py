@@ -65,7 +65,9 @@ def take_part(shm: Path | None = None) -> Iterator[None]:
 
 def usable_cores() -> int:
     """The cores that this process may run on, or less if its cgroup may use less time than theirs."""
-    return max(1, int(min(len(os.sched_getaffinity(0)), _quota())))
+    # macOS has no affinity to ask for.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(cores, _quota())))
 
 
 def _quota() -> float:

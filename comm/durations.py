@@ -1,4 +1,4 @@
-"""Durations as people write them on a command line: `90s`, `30m`, `48h`, `7d`."""
+"""Durations as people write them on a command line, `90s`, `30m`, `48h`, `7d`, and as they are told to people."""
 
 import re
 
@@ -13,3 +13,15 @@ def duration(option: str, text: str) -> float:
     if match is None:
         raise ConfigError(f"{option} is {text!r}: write a number and s, m, h or d, for example 48h")
     return float(match[1]) * UNITS[match[2]]
+
+
+def in_words(seconds: float) -> str:
+    """A time for people, in its two largest units."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    seconds = round(seconds)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02.0f} s"
+    if seconds < 86400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02.0f} min"
+    return f"{seconds // 86400:,} d {seconds % 86400 // 3600} h"

@@ -9,6 +9,13 @@ class AtollError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
 
+def atoll_error(error: BaseException) -> AtollError | None:
+    """The error that people read, of one that it may be, or a group of them: the first. None: there is none."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(atoll_error, error.exceptions)), None)
+    return error if isinstance(error, AtollError) else None
+
+
 class ConfigError(AtollError):
     """A config file, an override or a join URL is wrong: nothing was started."""
 
@@ -31,6 +38,12 @@ class Refused(AtollError):
     """A no from the other side: a wrong token, another run, another model."""
 
     exit_code = ExitCode.REFUSED
+
+
+class RefusedForNow(Refused):
+    """A no from the other side that passes by itself: the same may be tried again later."""
+
+    exit_code = ExitCode.NOT_NOW
 
 
 class PeerError(AtollError):

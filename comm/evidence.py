@@ -49,3 +49,4 @@ class Evidence:
     sentence: str  # what it did, as it is shown: "it ..."
     facts: tuple[tuple[str, str], ...] = ()  # (name, value): digests, signatures, figures
     by: NodeId | None = None  # who reported it; None: the coordinator saw it itself
+    part: float = 1.0  # of a whole strike: less for a delay that cost the others little

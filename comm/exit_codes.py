@@ -51,8 +51,12 @@ class ExitCode(IntEnum):
         *("Do what the sentence says; a new join URL is the operator's to give.", False),
     )
     PEER = (
-        *(6, "a peer's fault", "A peer broke the protocol or its connection."),
-        *("Try again; the run goes on without that peer.", True),
+        *(6, "a peer's fault", "A peer broke the protocol or its connection. A node goes on without that peer."),
+        *("Try again.", True),
+    )
+    NOT_NOW = (
+        *(7, "refused for now", "A no that passes: what the sentence names will have changed."),
+        *("Try again later; a service does.", True),
     )
     INTERRUPTED = (
         *(130, "interrupted", "It was ended at the keyboard, or a question was not answered with yes."),

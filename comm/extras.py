@@ -22,12 +22,14 @@ EXTRA_OF = {
     "s3fs": "s3",
     "safetensors": "hf",
     "textual": "top",
+    "tensorboardX": "tensorboard",
     "tokenizers": "text",
     "torch": "node",
     "torchtitan": "titan",
     "transformers": "hf",
     "triton": "titan",
     "wandb": "wandb",
+    "wandb_workspaces": "wandb",
 }
 
 

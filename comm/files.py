@@ -41,7 +41,7 @@ def atomic_write(path: Path, size: int | None, room: Room = room, mode: int = 0o
     try:
         try:
             if size is not None:
-                os.posix_fallocate(file, 0, size)
+                reserve(file, size)
             yield file
             os.fsync(file)
             publish(new, path)
@@ -113,6 +113,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def sync_data(file: int) -> None:
+    """Have on the disk what was written to an open file."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(file)
+    else:  # macOS
+        os.fsync(file)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and those above it that are missing; they are on the disk, as what will be in it."""
     if not path.is_dir():
@@ -125,6 +133,26 @@ def clear_unfinished(folder: Path) -> None:
     """Remove the files that a killed process had not finished."""
     for new in folder.glob(f"*{UNFINISHED_SUFFIX}"):
         new.unlink(missing_ok=True)
+
+
+def reserve(file: int, size: int) -> None:
+    """Have room on the disk, or in memory, for the first `size` bytes of an empty file; they are zeros. Raises
+    `OSError` now, where writing to a mapped file would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+        return
+    zeros = memoryview(bytes(1 << 20))  # macOS has no such call
+    for at in range(0, size, len(zeros)):
+        write_all(file, [zeros[: size - at]], at)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            size += file.lstat().st_size if not file.is_dir() else 0
+    return size
 
 
 def write_all(file: int, buffers: "list[memoryview]", at: int) -> int:

@@ -34,6 +34,7 @@ log_file_option = click.option(
     help="Write to this file in place of the terminal; of 8 MB, four older ones beside it.",
 )
 status_line = StatusLine()  # of this process, below its log; `setup` says where
+_file: Path | None = None  # that this process logs to
 
 
 class _AboveStatus(logging.StreamHandler[TextIO]):
@@ -59,9 +60,17 @@ class _Plain(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+def file_beside(name: str) -> Path | None:
+    """The log file for another process of this one's, next to its own: STEM-NAME.log of STEM.log; None: this one
+    logs to no file. The other begins a new file by itself when its own is full."""
+    return None if _file is None else _file.with_stem(f"{_file.stem}-{name}")
+
+
 def setup(level: str = "info", file: Path | None = None) -> None:
     """Configure the root logger once, at the start of a process. `level` is one of `LEVELS`; libraries say nothing
     below `info`, whatever it is. With `file`, stdout and stderr are that file from now on: see `LogFile`."""
+    global _file
+    _file = file
     least, as_json = LEVELS[level], os.environ.get("ATOLL_LOG") == "json"
     handler = _AboveStatus(sys.stderr) if file is None else LogFile(file)
     handler.setFormatter(_Json() if as_json else _Plain())

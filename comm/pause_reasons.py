@@ -18,6 +18,8 @@ class PauseReason(IntEnum):
     METERED = 7
     IN_USE = 8
     GPU_HOT = 9
+    MEMORY = 10
+    RESTS = 11
 
     @property
     def words(self) -> str:
@@ -35,6 +37,8 @@ _WORDS = {
     PauseReason.METERED: "on a metered link",
     PauseReason.IN_USE: "its owner uses the machine",
     PauseReason.GPU_HOT: "its GPU is too hot",
+    PauseReason.MEMORY: "it takes more memory than it may",
+    PauseReason.RESTS: "it rests after a step",
 }
 
 

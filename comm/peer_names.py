@@ -57,6 +57,25 @@ def peer_of_multiaddr(multiaddr: str) -> bytes:
     return peer
 
 
+def host_and_port_of_multiaddr(multiaddr: str) -> tuple[str, int]:
+    """The host, a name or an IP address, and the TCP port in a gateway's multiaddr. Raises `ValueError` where that
+    is none."""
+    peer_of_multiaddr(multiaddr)
+    host, port = host_and_port(multiaddr)
+    if not port:
+        raise ValueError(f"{multiaddr[:80]!r} has no port")
+    return host, port
+
+
+def host_and_port(multiaddr: str) -> tuple[str, int]:
+    """The host and the TCP port at the beginning of any multiaddr. Raises `ValueError`."""
+    match multiaddr.split("/"):
+        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, *_] if port.isdecimal():
+            if int(port) < 1 << 16:
+                return host, int(port)
+    raise ValueError(f"{multiaddr[:80]!r} is no multiaddr: write /ip4/ADDRESS/tcp/PORT")
+
+
 def _base58(text: str) -> bytes:
     number = 0
     for letter in text:

@@ -77,6 +77,8 @@ class Plan:
     # Of the round, the same in all attempts: what contributions are signed with; empty: they are not signed.
     salt: bytes = b""
     verifiers: frozenset[NodeId] = frozenset()  # may ask for contributions and receipts, beside the members
+    # Seconds for which the contributions of one member alone may hold up an owner in all; 0: as long as they take.
+    patience: float = 0.0
 
     @property
     def fence(self) -> Fence:

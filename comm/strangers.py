@@ -11,7 +11,7 @@ come at once. Asked by the data plane and by the coordinator's door; an IPv6 add
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Generic, TypeVar
 
 from atoll.comm.rate_limits import RateLimit, TokenBuckets
@@ -99,15 +99,14 @@ class Strangers(Generic[C]):
 
 
 @lru_cache(1 << 12)
-def network_of(host: str) -> str:
-    """The address whose connections are counted together: an IPv4 address, or the /64 of an IPv6 one; anything
-    else stands for itself."""
+def network_of(host: str, bits: int = 32) -> str:
+    """The address whose connections are counted together: the first `bits` of an IPv4 address, or the /64 of an
+    IPv6 one; anything else stands for itself."""
     try:
         found = ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
+    found = (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+    if isinstance(found, IPv4Address):
+        return str(IPv4Address(int(found) >> 32 - bits << 32 - bits))
     return str(IPv6Address(int(found) >> PREFIX_BITS << PREFIX_BITS))

@@ -8,6 +8,9 @@ however often it happens: only false statements do.
     weight   0 ------ 2.5 ------------ 5 -------------------- 10 ------------>
              struck   owns no chunks   its work is not taken  out (for false statements)
 
+What delays a round weighs as much as it cost the others, and a whole strike at most, whatever it looked like: who
+is out of reach for a moment is late, silent and blamed for broken paths at once.
+
 Who comes into quarantine anew before the earlier one is forgotten stays in it for longer: 20 committed rounds, 40,
 60; and who says what is not after a quarantine is out.
 """
@@ -30,8 +33,10 @@ MAX_RECORDS = 10_000  # keys about which something is remembered, bans aside
 PROVEN = frozenset({Offence.FORGED_SEAL, Offence.FORGED_INPUT})  # who did it is banned
 FALSE_STATEMENTS = frozenset({Offence.FALSE_NORM, Offence.FALSE_CLAIM, Offence.FALSE_AUDIT})
 DOUBTFUL = frozenset({Offence.OUTLIER, Offence.ACCUSER})  # nobody is struck where most members are
+DELAYS = frozenset({Offence.LATE, Offence.SILENT, Offence.ACCUSER})  # one strike a round for all of these together
 FALSE_STATEMENT_WEIGHT = 4.0  # one: it owns no chunks; two: its work is not taken; one more: it is out
 FALSE_WORK_WEIGHT = 2.5  # one: it owns no chunks; two: its work is not taken; never more
+MIN_PART = 0.05  # of a strike: what delayed a round by less is held against nobody
 TROUBLE_WEIGHT = 1.0  # three in a row: it owns no chunks; six: its work is not taken
 
 
@@ -45,6 +50,7 @@ class Strikes:
     trouble: float = 0.0  # weight of what may be nobody's fault
     quarantines: int = 0  # how often it came into one since all was forgotten
     latest: dict[Offence, int] = field(default_factory=dict)  # the last round of each offence
+    delay: tuple[int, float] = (0, 0.0)  # the last round that it delayed, and the part of a strike it has for that
     ban: Evidence | None = None
 
     def weights(self, committed: int) -> tuple[float, float]:
@@ -81,8 +87,13 @@ def strike(before: Strikes, evidence: Evidence, committed: int) -> Strikes:
         return replace(before, ban=before.ban or evidence, latest=_latest(before, evidence))
     was, (lies, trouble) = before.consequence(committed), before.weights(committed)
     quarantines = 0 if before.forgotten(committed) else before.quarantines
+    delay = before.delay
     if evidence.offence in FALSE_STATEMENTS:
         lies += FALSE_STATEMENT_WEIGHT * (1 + quarantines)
+    elif evidence.offence in DELAYS:
+        part = min(evidence.part, left_of_strike(before, evidence.round))
+        trouble += TROUBLE_WEIGHT * part
+        delay = evidence.round, part + (delay[1] if delay[0] == evidence.round else 0.0)
     else:
         trouble += FALSE_WORK_WEIGHT if evidence.offence is Offence.FALSE_WORK else TROUBLE_WEIGHT
     free = was in (Consequence.STRUCK, Consequence.NO_OWNER)
@@ -91,7 +102,14 @@ def strike(before: Strikes, evidence: Evidence, committed: int) -> Strikes:
         quarantines = min(quarantines + 1, 10)
     trouble = min(trouble, MAX_TROUBLE)
     latest = _latest(before, evidence)
-    return replace(before, as_of=committed, lies=lies, trouble=trouble, quarantines=quarantines, latest=latest)
+    changed = replace(before, as_of=committed, lies=lies, trouble=trouble, quarantines=quarantines)
+    return replace(changed, latest=latest, delay=delay)
+
+
+def left_of_strike(record: Strikes, round_: int) -> float:
+    """The part of a strike that delays of this round may still add to the record."""
+    delayed, part = record.delay
+    return 1.0 - part if delayed == round_ else 1.0
 
 
 def _latest(before: Strikes, evidence: Evidence) -> dict[Offence, int]:

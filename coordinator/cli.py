@@ -1,5 +1,5 @@
-"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll contributions`,
-`atoll blame`, `atoll pardon`."""
+"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll replay`,
+`atoll contributions`, `atoll blame`, `atoll pardon`."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ from atoll.comm.terminal import plural, say
 from atoll.comm.xdg import default_state_dir
 
 logger = logging.getLogger(__name__)
-PAGE_ADDRESS = "127.0.0.1:4701"
+PAGE_ADDRESS, REPLAY_ADDRESS = "127.0.0.1:4701", "127.0.0.1:4702"
 method_option = click.option(
     "--method", default="", help="A method's settings over RUN_YAML: a name, such as diloco, or a .yaml file."
 )
@@ -45,7 +45,7 @@ state_dir_option = click.option(
 )
 LINKS = {"100 Mbit/s": 1e8, "500 Mbit/s": 5e8, "1 Gbit/s": 1e9}  # bits a second
 PETAFLOPS = 1e15  # FLOP/s
-MEMBERS_SHOWN = 50  # members that `atoll status` shows
+ACCOUNTS_SHOWN = 50  # owners and nodes that `atoll contributions` shows
 
 
 @click.group()
@@ -75,6 +75,15 @@ def coordinator() -> None:
     help="GB of older commit records in the state directory: beyond, the oldest are only in --archive, or without "
     "what was known of single members.",
 )
+@click.option(
+    "--webhook",
+    default="",
+    envvar="ATOLL_WEBHOOK",
+    show_envvar=True,
+    metavar="URL",
+    help="Where alerts are posted to as JSON: a stall, too few members, diverging states or losses, low goodput, "
+    "a member that is out for what it did.",
+)
 @method_option
 @log.level_option
 def start(
@@ -86,6 +95,7 @@ def start(
     advertise: str,
     archive: str,
     gigabytes: float,
+    webhook: str,
     method: str,
     log_level: str,
 ) -> None:
@@ -100,13 +110,15 @@ def start(
     # A server that does not answer keeps nobody waiting.
     threading.Thread(target=_warn_of_problems, args=(config,), name="check", daemon=True).start()
     from atoll.coordinator.history.record_store import opened
-    from atoll.coordinator.monitor.wandb_logger import check_installed
+    from atoll.coordinator.monitor.webhook import checked_url
     from atoll.coordinator.server import ServerOptions, serve
     from atoll.coordinator.service.run_records import RecordOptions
+    from atoll.coordinator.tracking.wandb_settings import check_installed
 
     check_installed(config)
     records = RecordOptions(1e9 * gigabytes, opened(archive) if archive else None)
-    asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise, records)))
+    webhook = checked_url(webhook) if webhook else ""
+    asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise, records, webhook)))
 
 
 @coordinator.command("check")
@@ -153,6 +165,20 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
             click.echo(f"# {line}")
     if beyond := simulated_only(config):
         click.echo(f"# for `atoll simulate`: a coordinator does not carry out {', '.join(beyond)} yet")
+
+
+@coordinator.command("wandb-view")
+@state_dir_option
+@click.option("--json", "as_json", is_flag=True)
+def wandb_view(state_dir: Path, as_json: bool) -> None:
+    """Save a view of the run in wandb, with losses, speed, goodput, the exchange and the events; print its URL.
+
+    It goes where the run does, by its config and WANDB_*. Saved again, it is as it is here.
+    """
+    from atoll.coordinator.server import save_wandb_view
+
+    url = save_wandb_view(state_dir.expanduser())
+    click.echo(json.dumps({"url": url}) if as_json else url)
 
 
 def round_lines(config: RunConfig) -> Iterator[str]:
@@ -318,18 +344,42 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps(run))
         return
-    from rich.console import Console
+    from atoll.coordinator.monitor.terminal import show
 
-    from atoll.coordinator.monitor.terminal import by_urgency, members_table, reasons, summary
+    show(run, all_)
 
-    click.echo(summary(run))
-    members = by_urgency(run["members"])
-    shown = members if all_ else [m for m in members if m["state"] != "left"][:MEMBERS_SHOWN]
-    Console().print(members_table(run | {"members": shown}))
-    for line in reasons(run | {"members": shown}):
-        click.echo(line)
-    if len(shown) < len(members):
-        click.echo(f"and {len(members) - len(shown)} more: --all shows them")
+
+@click.command()
+@click.argument("place")
+@click.option("--http", default=REPLAY_ADDRESS, show_default=True, help="HOST:PORT of the read-only page.")
+@click.option("--terminal", is_flag=True, help="Show it here, as `atoll status` does, instead of in a page.")
+@click.option("--round", "number", type=click.IntRange(1), help="Begin with the run as of this round; the last.")
+@click.option("--all", "all_", is_flag=True, help="Every member, however many there are.")
+@click.option("--json", "as_json", is_flag=True)
+def replay(place: str, http: str, terminal: bool, number: int | None, all_: bool, as_json: bool) -> None:
+    """Show a past run in the page that it had, with a scrubber over its rounds.
+
+    PLACE is a coordinator's state directory, or what `--archive` was: a folder, or a store's URL. In a terminal
+    the keys left and right go by a round, page up and down by a tenth of the run, home and end to its ends; space
+    plays, q ends it.
+    """
+    from atoll.coordinator.monitor.replay import opened
+    from atoll.coordinator.monitor.run_answers import RunAnswers
+
+    with opened(place) as past:
+        answers = RunAnswers(past)
+        if as_json:
+            import msgspec
+
+            click.echo(msgspec.json.encode(answers.past(number or answers.last)).decode())
+        elif terminal:
+            from atoll.coordinator.monitor.terminal_replay import scrub
+
+            scrub(answers, number or answers.last, all_)
+        else:
+            from atoll.coordinator.server import serve_past
+
+            serve_past(past, http, number)
 
 
 @click.command()
@@ -343,8 +393,8 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
     HTTP_URL is as for `atoll status`. An owner is the name of an invite (`atoll invite --name`); a node is known
     by its key, whatever it calls itself.
     """
-    limit = "" if all_ or as_json else f"?limit={MEMBERS_SHOWN}"
-    said = fetch(f"{page_address(http_url, state_dir)}/api/contributions{limit}")
+    url = f"{page_address(http_url, state_dir)}/api/contributions"
+    said = all_accounts(url) if all_ or as_json else fetch(f"{url}?limit={ACCOUNTS_SHOWN}")
     if as_json:
         click.echo(json.dumps(said))
         return
@@ -359,6 +409,18 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
             Console().print(table)
         if more := said[f"{what}_total"] - len(said[what]):
             click.echo(f"and {more} more: --all shows them")
+
+
+def all_accounts(url: str) -> dict[str, Any]:
+    """The answer of `/api/contributions` with all accounts, asked for page by page."""
+    said: dict[str, Any] = fetch(url)
+    while page := max(len(said["owners"]), len(said["nodes"])):
+        more = fetch(f"{url}?offset={page}")
+        if not more["owners"] and not more["nodes"]:
+            break
+        for what in ("owners", "nodes"):
+            said[what] += more[what]
+    return said
 
 
 def page_address(http_url: str, state_dir: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""The coordinator process: journal, state machine, control plane, page and wandb, from start to SIGTERM."""
+"""The coordinator process: journal, state machine, control plane, page and sinks, from start to SIGTERM."""
 
 import asyncio
 import gc
@@ -20,28 +20,36 @@ from atoll.comm.config.security import PrivateAddresses, TlsMode
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
-from atoll.comm.gateway_note import GatewayNote, write_note
+from atoll.comm.gateway_note import GatewayNote
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.invite import DHT, Invite, join_host_port, split_host_port
+from atoll.comm.terminal import say
 from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.door.front_door import BACKLOG, listening_socket
 from atoll.coordinator.door.ports import PAGE
+from atoll.coordinator.monitor.alarm import Alarm
 from atoll.coordinator.monitor.blame import about
 from atoll.coordinator.monitor.http import app
-from atoll.coordinator.monitor.wandb_logger import WandbLogger
+from atoll.coordinator.monitor.replay import PastRun
+from atoll.coordinator.monitor.web import web
+from atoll.coordinator.monitor.webhook import Webhook
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RecordOptions, RunRecords
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Publish
 from atoll.coordinator.state_machine.state import Phase
+from atoll.coordinator.tracking.tracker import WANDB_ID, Tracker
+from atoll.coordinator.tracking.view import save_view
 
 log = logging.getLogger("atoll.coordinator")
 MAINTENANCE_INTERVAL = 30.0  # seconds between two looks at the records
 MAX_KEYS_NAMED = 5  # keys that differ which are named
+WATCHERS = ("wandb", "figures")  # sections of the config that say who watches the run, and change nothing of it
 GARBAGE_INTERVAL = 60.0  # seconds between two full collections, at least
 GARBAGE_POLL = 1.0  # seconds between two looks whether a round is being closed
 MAX_GARBAGE_POLLS = 240  # looks; then all is collected in any case: a round may wait for members for hours
+WANDB_VIEW = "wandb-view"  # the journal's key of the URL
 NO_THRESHOLD = 1 << 30  # collections of the middle generation; more than a process lives
 
 
@@ -54,6 +62,7 @@ class ServerOptions:
     http: str  # page, host:port
     advertise: str  # control plane as nodes dial it; empty: as it listens
     records: RecordOptions = RecordOptions()
+    webhook: str = ""  # URL that alerts are posted to; empty: none is
 
 
 async def serve(config: RunConfig, options: ServerOptions) -> None:
@@ -66,11 +75,9 @@ async def serve(config: RunConfig, options: ServerOptions) -> None:
         records = RunRecords(journal, options.state_dir, config.name, options.records)
         records.archive.enter_config(config.name, digest(to_json(config)).hex(), to_json(config))
         http_socket = listening_socket(options.http, "--http")
-        tracker = WandbLogger(config, options.state_dir, records.iter_rounds())
-        try:
+        store = options.records.store
+        async with Tracker(config, journal, options.state_dir, store.place if store else "") as tracker:
             await _serve(config, options, journal, records, http_socket, tracker)
-        finally:
-            await asyncio.to_thread(tracker.close)
     finally:
         journal.close()
 
@@ -81,27 +88,29 @@ async def _serve(
     journal: Journal,
     records: RunRecords,
     http_socket: socket.socket,
-    tracker: WandbLogger,
+    tracker: Tracker,
 ) -> None:
     certificate = load_or_make(options.state_dir) if encrypted(config, options) else None
+    http_url = f"http://{join_host_port(*http_socket.getsockname()[:2])}"
+    webhook = Webhook(options.webhook, config.name, http_url) if options.webhook else None
+    alarm = await asyncio.to_thread(Alarm, journal, [tracker.alert, *([webhook.send] if webhook else [])])
 
     def tell(effect: Effect) -> None:
         if isinstance(effect, Publish):
             records.add(effect.record)
-        tracker.tell(effect, plane.event_loop.telemetry.at_work)
+        alarm.tell(effect)
+        tracker.tell(effect)
 
     private = await asyncio.to_thread(private_addresses, config, options)
     plane = ControlPlane(config, journal, tell, certificate, private)
-    address, local = _listen(plane, options)
+    address = _listen(plane, options)
     incarnation = plane.event_loop.state.incarnation + 1  # that is about to begin
-    write_note(options.state_dir, GatewayNote(config.name, address, local, incarnation))
+    plane.gateways.describe(GatewayNote(config.name, address, plane.entrance, incarnation))
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
     page = uvicorn.Server(
-        uvicorn.Config(app(plane.event_loop, records, config.name), log_config=None, lifespan="off")
+        uvicorn.Config(app(plane.event_loop, records, config.name, alarm.rules), log_config=None, lifespan="off")
     )
-    host, port = http_socket.getsockname()[:2]
-    http_url = f"http://{join_host_port(host, port)}"
     journal.set_meta("http", http_url)
     logging.getLogger("uvicorn.error").setLevel(
         logging.ERROR
@@ -114,7 +123,10 @@ async def _serve(
     log.info("both planes are encrypted" if certificate is not None else "nothing is encrypted (security.tls)")
     stopping = asyncio.create_task(stop.wait())
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([behind]))]
-    chores = [asyncio.create_task(chore) for chore in (_collect_garbage(plane), _maintain(records))]
+    chores = [
+        asyncio.create_task(chore)
+        for chore in (_collect_garbage(plane), _maintain(records), alarm.run(plane.event_loop))
+    ]
     try:
         await asyncio.wait((stopping, *parts), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -126,6 +138,8 @@ async def _serve(
             chore.cancel()
         plane.stop()
         page.should_exit = True
+        if webhook is not None:
+            await asyncio.to_thread(webhook.close)
         await asyncio.gather(*parts)  # one that failed: show why
 
 
@@ -166,12 +180,17 @@ async def _maintain(records: RunRecords) -> None:
 
 
 def _same_run(journal: Journal, config: RunConfig) -> None:
-    """One state directory is one run: the config it began with is the config it keeps."""
+    """One state directory is one run: the config it began with is the config it keeps, but for who watches it."""
     found = journal.meta("config")
     if found is None:
         journal.set_meta("config", to_json(config).decode())
         journal.set_meta("run", config.name)
-    elif differing := _differing(to_builtins(from_json(found.encode())), to_builtins(config)):
+        return
+    kept, given = (to_builtins(c) for c in (from_json(found.encode()), config))
+    watched = {section: given[section] for section in WATCHERS}
+    if kept | watched == given != kept:
+        journal.set_meta("config", to_json(config).decode())
+    elif differing := _differing(kept | watched, given):
         more = f", and {len(differing) - MAX_KEYS_NAMED} keys more" if len(differing) > MAX_KEYS_NAMED else ""
         named = ", ".join(differing[:MAX_KEYS_NAMED])
         raise ConfigError(
@@ -211,16 +230,25 @@ def private_addresses(config: RunConfig, options: ServerOptions) -> bool:
     return host in ("", "0.0.0.0", "::") or is_local_host(host)
 
 
-def _listen(plane: ControlPlane, options: ServerOptions) -> tuple[str, str]:
-    """Bind the control plane; return the address that join URLs carry, and the one that this machine dials."""
+def _listen(plane: ControlPlane, options: ServerOptions) -> str:
+    """Bind the control plane; return the address that join URLs carry."""
     host, port = split_host_port(options.listen, "--listen")
     bound = plane.listen(join_host_port(host, port))
     if options.advertise:
         split_host_port(options.advertise, "--advertise")
     if not options.advertise and host in ("", "0.0.0.0", "::"):
         log.warning("join URLs name 127.0.0.1, good for this machine only: give --advertise HOST:PORT for others")
-    local = join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
-    return options.advertise or local, local
+    return options.advertise or join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
+
+
+def serve_past(past: PastRun, http: str, number: int | None) -> None:
+    """Serve the page of a past run, as of a round if one is named, until SIGINT or SIGTERM. Raises
+    `ResourceError`."""
+    sock = listening_socket(http, "--http")
+    host, port = sock.getsockname()[:2]
+    url = f"http://{join_host_port(host, port)}/" + (f"#/at/{number}" if number else "")
+    say(f"run {past.facts().run}, {past.records.series().last:,} rounds: {url}")
+    uvicorn.Server(uvicorn.Config(web(past), log_config=None, lifespan="off")).run([sock])
 
 
 @contextmanager
@@ -284,6 +312,20 @@ def revoke_invites(state_dir: Path, which: str) -> list[InviteRecord]:
             raise ConfigError(f"there is no invite {which!r}: `atoll invite --list` shows all")
         journal.revoke_invites(numbers, "by the operator")
         return [i for i in journal.invites() if i.number in numbers]
+
+
+def save_wandb_view(state_dir: Path) -> str:
+    """Save the view of the wandb run of the run in `state_dir`; returns its URL. Raises `ConfigError` where there
+    is none, and what `save_view` raises."""
+    with opened_journal(state_dir) as journal:
+        config, run_id = journal.meta("config"), journal.meta(WANDB_ID)
+        if config is None or run_id is None:
+            raise ConfigError(
+                f"the run in {state_dir} has nothing in wandb: start it with wandb.mode=online first"
+            )
+        url = save_view(from_json(config.encode()), run_id, journal.meta(WANDB_VIEW) or "")
+        journal.set_meta(WANDB_VIEW, url)
+        return url
 
 
 def pardon_node(state_dir: Path, node: str, reason: str) -> list[NodeId]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ import click
 from atoll.comm import log
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.durations import duration
-from atoll.comm.errors import AtollError, ConfigError
+from atoll.comm.errors import AtollError, ConfigError, ResourceError, atoll_error
 from atoll.comm.extras import demand
 from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.terminal import say
 from atoll.comm.xdg import default_state_dir
 from atoll.node.config import Device, NodeConfig
 from atoll.node.settings import load_settings
+from atoll.node.state_files import SESSION
 
 VERIFIER = "verifier"  # the role
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
@@ -96,6 +98,12 @@ class CommandBehindDashes(click.Command):
     help="Seconds to try for a coordinator at first.",
 )
 @click.option("--no-checks", is_flag=True, help="Do not look at this machine and at the way there first.")
+@click.option(
+    "--metrics",
+    default="",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics for Prometheus there; without HOST on 127.0.0.1. Not served unless given.",
+)
 @log.level_option
 @log.log_file_option
 @click.option(
@@ -114,6 +122,7 @@ def join(
     name: str,
     patience: float,
     no_checks: bool,
+    metrics: str,
     log_level: str,
     log_file: Path | None,
     detach: bool,
@@ -124,13 +133,16 @@ def join(
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, cache (20 GB), model, base, titan;
     machines, machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
-    congestion; durable, disk (GB), files; hours, daily, monthly (GB), battery, metered, idle_only,
-    gpu_temperature, gpu_duty. A command behind -- takes neither device=cuda nor ranks: it has its own. Limits,
-    from hours on, are explained by `atoll node limits --help`.
+    congestion; relay, relay_port, relay_streams, relay_rate (Mbit/s); durable, disk (GB), files; hours, daily,
+    monthly (GB), battery, metered, idle_only, memory (GB), gpu_temperature, gpu_duty. A command behind -- takes
+    neither device=cuda (or mps) nor ranks: it has its own. Limits, from hours on, are explained by
+    `atoll node limits --help`.
 
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
     """
+    if not detach:
+        log.setup(log_level, log_file)  # first: a service may have no other place for a sentence
     checked = check_join(context)
     invite, config, command = checked.invite, checked.config, checked.command
     state_dir, listen = checked.state_dir, checked.listen
@@ -143,19 +155,20 @@ def join(
     if detach:
         _detach(context, checked)
         return
-    log.setup(log_level, log_file)
-    name = name or load_name(state_dir / "session", invite) or socket.gethostname()
+    name = name or load_name(state_dir / SESSION, invite) or socket.gethostname()
     try:
         trains_as = VERIFIER if role == VERIFIER else ""
         looks = not no_checks
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command, trains_as, looks)
+        options = JoinOptions(
+            state_dir, listen, advertise, name, patience, leaf, command, trains_as, looks, metrics
+        )
         life = Reducer if role == "reducer" else Daemon
         raise_limit()
         if looks:
-            log_machine(config, state_dir)
+            log_machine(config, state_dir, leaf)
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
-        raise _first(errors) from None
+        raise atoll_error(errors) or errors from None
 
 
 def _detach(context: click.Context, checked: CheckedJoin) -> None:
@@ -212,7 +225,7 @@ node.add_command(
         callback=_install_service,
         help=_install_service.__doc__,
         params=[
-            *(param for param in join.params if param.name != "detach"),
+            *(copy(param) for param in join.params if param.name != "detach"),  # its variables have other names
             click.Option(["--now"], is_flag=True, help="Start it, too; return when it has joined."),
         ],
     )
@@ -339,7 +352,7 @@ def leave(state_dir: Path) -> None:
 
 
 def check_join(context: click.Context) -> CheckedJoin:
-    """The parameters of a join. Raises `ConfigError`."""
+    """The parameters of a join. Raises `ConfigError`, `ResourceError`."""
     given = context.params
     command, leaf, advertise, role = context.meta.get(COMMAND), given["leaf"], given["advertise"], given["role"]
     if command is not None:
@@ -357,17 +370,21 @@ def check_join(context: click.Context) -> CheckedJoin:
         listen = "127.0.0.1:0"
     if advertise:
         split_host_port(advertise, "--advertise")
+    if metrics := given["metrics"]:
+        split_host_port(metrics if ":" in metrics else f":{metrics}", "--metrics")
     state_dir = given["state_dir"].expanduser().absolute()  # a script may go elsewhere
+    if state_dir.exists() and not state_dir.is_dir():
+        raise ResourceError(f"cannot use the state directory {state_dir}: it is a file; give another --state-dir")
     config = load_settings(state_dir, given["overrides"])
     if command and config.machines > 1:
         raise ConfigError(
             f"machines is {config.machines} and there is a command behind --: a script of several machines is "
             "started on them by torchrun, srun or the like, not by atoll node worker"
         )
-    if command and (config.device is Device.CUDA or config.ranks):
+    if command and (config.device in (Device.CUDA, Device.MPS) or config.ranks):
         raise ConfigError(
-            "`device=cuda` and `ranks` are of the built-in trainer, and there is a command behind --: a script "
-            "chooses its devices itself, and torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
+            "`device=cuda`, `device=mps` and `ranks` are of the built-in trainer, there is a command behind --: "
+            "a script chooses its devices itself, torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
         )
     return CheckedJoin(invite, url, config, state_dir, listen, command or ())
 
@@ -413,8 +430,8 @@ def limits(settings: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
     STATE_DIR/node.yaml and the command line, until `KEY=` takes it back.
 
     hours=22:00-07:00 of the day; daily=, monthly= GB of the exchange with peers, up and down; upload=, download=
-    Mbit/s; battery=false, metered=false, idle_only=true; gpu_temperature= degrees Celsius; gpu_duty= share of the
-    time, 0.01 to 1, and threads=, both from the next round on.
+    Mbit/s; battery=false, metered=false, idle_only=true; memory= GB; gpu_temperature= degrees Celsius; gpu_duty=
+    share of the time, 0.01 to 1, and threads=, both from the next round on.
     """
     from atoll.node.daemon.control_socket import ask
 
@@ -463,10 +480,3 @@ def text_of(url: str) -> str:
         return Path(url[1:]).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the join URL from {url[1:]}: {error}") from None
-
-
-def _first(group: BaseExceptionGroup[AtollError]) -> AtollError:
-    """The error that brought the others about."""
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    return ConfigError(str(group))

@@ -15,9 +15,10 @@ SPEC = "ATOLL_TRAINER"
 class Device(StrEnum):
     """The device that a trainer computes on."""
 
-    AUTO = "auto"  # cuda if there is one
+    AUTO = "auto"  # cuda if there is one; on a Mac mps, where torch can
     CPU = "cpu"
     CUDA = "cuda"
+    MPS = "mps"  # Apple's GPU, which shares the processor's memory
 
 
 class Checkpointing(StrEnum):
@@ -51,6 +52,10 @@ class NodeConfig:
     congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: what suits the path
     durable: bool = True  # keep the run's state, and the rounds since, in the state directory
     disk: float = 0.0  # GB of it that they may take; 0: what they need, about 80 bytes a parameter
+    relay: bool = False  # pass on what members send each other that cannot be dialled: of a node that can be
+    relay_port: int = 0  # at which they dial it for that; 0: any, and the same at each start
+    relay_streams: int = 64  # that it passes on at once, at most
+    relay_rate: float = 0.0  # Mbit/s that it passes on, all together; 0: all there is, or half of upload
     files: bool = False  # the run may keep checkpoints in this machine's files, or begin with some of them
     # folder of text files, for a run whose data.kind is bytes; of kind dataset: one that holds the run's data set
     data: str = ""
@@ -71,6 +76,7 @@ class NodeConfig:
     idle_only: bool = False  # train only while nobody else uses this machine
     gpu_temperature: float = 0.0  # degrees Celsius above which no GPU is worked further; 0: no limit
     gpu_duty: float = 1.0  # share of the time that the trainer computes, GPU or not: it rests between inner steps
+    memory: float = 0.0  # GB that the processes of this node may take together, beside GPUs' memory; 0: no limit
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
 
 
@@ -123,7 +129,7 @@ def check(config: NodeConfig) -> None:
     for key, rate in (("upload", config.upload), ("download", config.download)):
         if not 0 <= rate < 1e9:
             raise ConfigError(f"{key} is {rate:g}: it must be 0 (no limit) or a number of Mbit/s")
-    for key, amount in (("daily", config.daily), ("monthly", config.monthly)):
+    for key, amount in (("daily", config.daily), ("monthly", config.monthly), ("memory", config.memory)):
         if not 0 <= amount < 1e9:
             raise ConfigError(f"{key} is {amount:g}: it must be 0 (no limit) or a number of GB")
     if not 0.01 <= config.gpu_duty <= 1:
@@ -132,6 +138,12 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(
             f"gpu_temperature is {config.gpu_temperature:g}: it must be 0 (no limit) or 30 ... 120 degrees Celsius"
         )
+    if not 0 <= config.relay_rate < 1e9:
+        raise ConfigError(f"relay_rate is {config.relay_rate:g}: it must be 0 (no limit) or a number of Mbit/s")
+    if not 1 <= config.relay_streams <= 65536:
+        raise ConfigError(f"relay_streams is {config.relay_streams}: it must be in 1 ... 65536")
+    if not 0 <= config.relay_port <= 65535:
+        raise ConfigError(f"relay_port is {config.relay_port}: it must be 0 (any) or a port")
     if not 0 <= config.streams <= 16:
         raise ConfigError(f"streams is {config.streams}: it must be 0 (automatic) or 1 ... 16")
     if not 0 <= config.disk < 1e9:

@@ -4,6 +4,7 @@ that open. Without torch: the daemon asks, too."""
 import ctypes
 import importlib.util
 import os
+import platform
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -59,6 +60,19 @@ def torch_has_gpus() -> bool:
     return False
 
 
+def may_be_apples() -> bool:
+    """Whether this machine has a GPU of Apple's. Whether torch can use it only torch knows, whom the trainer
+    asks."""
+    return (platform.system(), platform.machine()) == ("Darwin", "arm64")
+
+
+def suits_mps(node: NodeConfig) -> bool:
+    """Whether a node with these settings can train on Apple's GPU: one rank, in fp32 (mixed precision is FSDP2's,
+    which does not know that device), uncompiled."""
+    alone = node.ranks in (0, 1) and node.machines == 1 and not node.rendezvous
+    return alone and not node.bf16 and not node.compile
+
+
 def visible(count: int, wanted: str | None) -> list[int | str]:
     """The devices that CUDA_VISIBLE_DEVICES leaves, of `count`: numbers, or the names of what is known by one. As
     CUDA reads it: to the first that does not exist."""
@@ -107,12 +121,19 @@ def has_compiler() -> bool:
 
 def resolve(node: NodeConfig, batch_size: int, found: Sequence[Gpu] | None = None) -> tuple[NodeConfig, str]:
     """The settings with a value for each that was left open, and a sentence about them; empty on a CPU. Settings
-    that leave nothing open stay as they are. `found`: the machine's GPUs; None: they are looked up.
+    that leave nothing open stay as they are; on a Mac the device stays open, for torch to choose. `found`: the
+    machine's GPUs; None: they are looked up.
 
     A node takes all GPUs, or as many of them as divide a batch of `batch_size` sequences; a machine of a node of
     several takes all."""
     if found is None:
         found = () if node.device is Device.CPU else gpus()
+    if node.device is Device.MPS:
+        settled = replace(node, ranks=node.ranks or 1, bf16=bool(node.bf16), compile=bool(node.compile))
+        return settled, "trains in fp32 on Apple's GPU (mps)"
+    if node.device is Device.AUTO and not found and may_be_apples() and suits_mps(node):
+        settled = replace(node, ranks=1, bf16=False, compile=False)
+        return settled, "trains in fp32 on Apple's GPU (mps) if torch can use it, else on the processor"
     if node.device is Device.AUTO and not found and torch_has_gpus():
         settled = replace(node, ranks=node.ranks or 1, bf16=bool(node.bf16), compile=bool(node.compile))
         return settled, "no driver describes this machine's GPUs: torch finds one or the CPU; say ranks= and bf16="

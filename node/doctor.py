@@ -26,6 +26,7 @@ from atoll.node.checks.reach import (
     invite_check,
     rate_checks,
     reach_check_alone,
+    reached_otherwise,
     sight_of,
     unreachable,
 )
@@ -33,6 +34,7 @@ from atoll.node.cli import invite_of, state_dir_option
 from atoll.node.config import NodeConfig
 from atoll.node.control.checkup import CheckupClient
 from atoll.node.settings import load_settings
+from atoll.node.state_files import SESSION
 
 
 @click.command()
@@ -63,7 +65,7 @@ def doctor(
 
     The exit code is 0 if all is well; else that of the first check that fails: 3 for a lack on this machine, or an
     address that peers cannot dial, 4 if the coordinator does not answer, 5 if it is another than the URL's, or
-    would not let this machine in.
+    would not let this machine in, 7 if it would not now.
     """
     if url and "=" in url and "://" not in url and not url.startswith("@"):  # no URL, and an override
         overrides, url = (url, *overrides), None
@@ -86,7 +88,7 @@ async def _all(
 ) -> list[Check]:
     """All checks in order; each is shown, if so, when it is made."""
     made = []
-    for check in machine_checks(config, state_dir):
+    for check in machine_checks(config, state_dir, listening.leaf):
         made.append(check)
         if show:
             _show(check)
@@ -110,7 +112,7 @@ async def coordinator_checks(
         yield Check("coordinator", not missing, found, missing)
         return
     try:
-        async with CheckupClient.opened(invite, load_session(state_dir / "session", invite)) as client:
+        async with CheckupClient.opened(invite, load_session(state_dir / SESSION, invite)) as client:
             sight = await sight_of(client)
             if isinstance(sight, Check):
                 yield sight
@@ -123,7 +125,7 @@ async def coordinator_checks(
                 *doings(sight.run, config, state_dir, invite),
             ):
                 yield check
-            yield await reach_check_alone(client, invite, listening)
+            yield reached_otherwise(await reach_check_alone(client, invite, listening), sight)
             async for check in rate_checks(client, sight.run, sight.members + 1, config):
                 yield check
     except (Unreachable, Refused) as error:

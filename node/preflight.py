@@ -1,5 +1,6 @@
 """Checks whether this machine can take part, before anything is started; what it lacks is raised as a sentence."""
 
+import platform
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from atoll.comm.config.run import OptimizerName, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import split_host_port
 from atoll.node.config import Device, NodeConfig
-from atoll.node.devices import Gpu, has_compiler, torch_has_gpus
+from atoll.node.devices import Gpu, has_compiler, suits_mps, torch_has_gpus
 
 BYTES_FLAT = 12  # three flat vectors
 BYTES_TRAINED = 8  # parameters and gradients
@@ -22,10 +23,13 @@ BATCHES, TOKEN_BYTES = 10, 24  # in a trainer's memory at most, those made ahead
 PROCESS_BYTES = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 
 
-def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_params: int = 0) -> None:
+def check_memory(
+    run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_params: int = 0, taken: int = 0
+) -> None:
     """Raise `ResourceError` if the model cannot fit into this machine's memory, or into that of its GPUs. `node`:
     with all settings resolved; `found`: the machine's GPUs; `n_params`: of a model that is not the run's, and in
-    the memory of a trainer already, beside which the flat vectors must fit."""
+    the memory of a trainer already, beside which the flat vectors must fit; `taken`: bytes of memory that an
+    earlier life of the node has left for it."""
     on_gpu = node.device is Device.CUDA or n_params > 0
     if on_gpu and found:
         check_gpu_memory(run, node.ranks, min(found[: node.ranks], key=lambda gpu: gpu.memory))
@@ -34,10 +38,23 @@ def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_param
         BATCHES * TOKEN_BYTES * batch, f"a batch of {batch:,} tokens", "free some, or use a larger machine"
     )
     demand_memory(
-        memory_need(run, node, n_params),
+        max(0, memory_need(run, node, n_params) - taken),
         f"the run's model of {n_params or run.model.n_params:,} parameters",
         "free some, or use a larger machine",
     )
+    demand_allowed_memory(run, node, n_params)
+
+
+def demand_allowed_memory(run: RunConfig, node: NodeConfig, n_params: int = 0) -> None:
+    """Raise `ResourceError` if the model cannot fit into the memory that the owner allows; arguments as
+    `check_memory` has them."""
+    need = memory_need(run, node, n_params)
+    if 0 < node.memory * 1e9 < need:
+        raise ResourceError(
+            f"memory={node.memory:g} GB, and the run's model of {n_params or run.model.n_params:,} parameters "
+            f"needs about {need / 1e9:.1f} GB on this machine: allow more, or "
+            "take part in a run with a smaller model"
+        )
 
 
 def memory_need(run: RunConfig, node: NodeConfig, n_params: int = 0) -> int:
@@ -120,10 +137,29 @@ def check_network(node: NodeConfig) -> None:
         ) from None
 
 
+def check_ranks(batch_size: int, ranks: int) -> None:
+    """Check that a batch of so many sequences can be divided among the ranks. Raises `ConfigError`."""
+    if batch_size % ranks:
+        raise ConfigError(
+            f"inner.batch_size={batch_size} cannot be divided among ranks={ranks}: "
+            f"start this node with a number of ranks that divides {batch_size}"
+        )
+
+
 def check_device(node: NodeConfig) -> None:
-    """Check that the torch of this machine can have a GPU where the settings ask for one. Raises `ConfigError`."""
+    """Check that this machine and its torch can have the GPU that the settings ask for, and that the other
+    settings suit it. Raises `ConfigError`."""
     if node.device is Device.CUDA and not torch_has_gpus():
         raise ConfigError("device=cuda and this machine's torch is built for CPUs: install a CUDA build of it")
+    if node.device is Device.MPS and platform.system() != "Darwin":
+        raise ConfigError(
+            f"device=mps is a Mac's GPU, and this machine runs {platform.system()}: leave device= out"
+        )
+    if node.device is Device.MPS and not suits_mps(node):
+        raise ConfigError(
+            "device=mps trains in fp32, uncompiled and in one rank of one machine: leave out bf16=, compile=, "
+            "ranks= and machines=, or give device=cpu"
+        )
 
 
 def _offered() -> str:

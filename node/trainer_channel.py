@@ -10,7 +10,7 @@ restarts the trainer.
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Hold | Stop
     Initialised | Progress... Reached... Ready | BadArithmetic | Waits
-    | Evaluated | LoopLeft | LogLine | Failed   ------->
+    | Evaluated | Rests | MicroBatch | LoopLeft | LogLine | Failed   ------->
 
 A trainer says `Preparing` when it connects, and whenever it has come further with what it must do before it can
 take orders; `Hello` is said when it waits for the first of them.
@@ -56,7 +56,7 @@ class Train(msgspec.Struct, tag=True, frozen=True):
 
     round: int
     steps: int  # after which to say `Reached`
-    floor: int  # steps taken even when told to finish
+    floor: int  # steps taken even when told to finish, unless the node is to rest
     ceiling: int  # steps taken at most; fewer if the lease does not hold so many
     tokens: int  # tokens committed by the run before this round: the clock of the LR schedule
     fleet: int  # active members, so that the clock can be interpolated within the round
@@ -82,7 +82,7 @@ class Finish(msgspec.Struct, tag=True, frozen=True):
     """Stop after the inner step at hand, or at the floor, and answer `Ready` with what there is."""
 
     round: int
-    rest: bool = False  # take no steps ahead from there
+    rest: bool = False  # whatever the floor, and take no steps ahead from there
 
 
 class Hold(msgspec.Struct, tag=True, frozen=True):
@@ -171,6 +171,19 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     loss: float  # nats a token
 
 
+class Rests(msgspec.Struct, tag=True, frozen=True):
+    """The share of the time in which the trainer may compute asks for so long a rest now: longer than one between
+    two steps may be."""
+
+    seconds: float
+
+
+class MicroBatch(msgspec.Struct, tag=True, frozen=True):
+    """Each rank computes so many sequences at once, from now on."""
+
+    size: int
+
+
 class LoopLeft(msgspec.Struct, tag=True, frozen=True):
     """The training loop has ended by itself, while the run goes on."""
 
@@ -199,6 +212,8 @@ ToDaemon = (
     | BadArithmetic
     | Waits
     | Evaluated
+    | Rests
+    | MicroBatch
     | LoopLeft
     | LogLine
     | Failed

@@ -27,6 +27,7 @@ from atoll.coordinator.monitor.http import app
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RunRecords
+from atoll.coordinator.state_machine.events import Effect, Publish
 
 Code = grpc.StatusCode
 CONFIG = RunConfig(
@@ -131,6 +132,10 @@ class Coordinator:
         self.channel = grpc.aio.insecure_channel(address) if tls is None else trusting(address, tls)
         self.token = journal.issue_token("test", 100, math.inf)
 
+    def take(self, effect: Effect) -> None:
+        if isinstance(effect, Publish):
+            self.records.add(effect.record)
+
     def node(self) -> Node:
         return Node(self.channel, self.token)
 
@@ -154,7 +159,7 @@ async def coordinator(
     folder: Path, config: RunConfig = CONFIG, tls: Certificate | None = None, private: bool = True
 ) -> AsyncIterator[Coordinator]:
     journal = Journal(folder)
-    plane = ControlPlane(config, journal, lambda effect: None, tls, private)
+    plane = ControlPlane(config, journal, lambda effect: here.take(effect), tls, private)
     port, lives = plane.listen("127.0.0.1:0"), plane.event_loop.state.incarnation
     running = asyncio.create_task(plane.run())
     here = Coordinator(plane, journal, folder, f"127.0.0.1:{port}", tls)

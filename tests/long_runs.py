@@ -6,10 +6,16 @@ from atoll.comm.ids import NodeId
 from atoll.comm.rounding import rounded
 from atoll.coordinator.state_machine.events import CommitRecord, TrainerFigures
 
-BUCKETS = ("inner", "sync", "recovering", "waiting", "paused", "down", "lost")
+BUCKETS = ("inner", "sync", "recovering", "waiting", "paused", "down", "lost", "starting", "open")
 
 SECONDS = {"inner": 3500.0, "collect": 2.0, "reduce": 90.0, "commit": 0.25}
 USUAL = (9000.0, 0.4, 0.37, 3e-4, 0.01)  # figures of a trainer
+
+
+def time_of_a_round(rng: random.Random) -> dict[str, float]:
+    """Seconds of a member in which nothing went wrong."""
+    usual = {"inner": 3500.0, "sync": 88.0, "waiting": 4.0}
+    return {bucket: round(rng.gauss(of, of / 10), 1) for bucket, of in usual.items()}
 
 
 def long_record(round_: int, members: int) -> CommitRecord:
@@ -45,8 +51,10 @@ def long_record(round_: int, members: int) -> CommitRecord:
         val_loss=rounded(loss + 0.01, 24) if round_ % 10 == 0 else None,
         committed_at=1.7e9 + 3600.0 * round_,
         names={n: rng.choice(["gpu", "ada", "vm"]) + f"-{rng.randrange(10_000)}" for n in nodes},
+        exchange={n: rounded(rng.gauss(90, 5), 8) for n in nodes},
         losses={n: rounded(loss + rng.gauss(0, 0.05), 16) for n in nodes},
         config_digest="ab" * 16,
         figures={n: TrainerFigures(*(rounded(rng.gauss(of, of / 10), 8) for of in USUAL)) for n in nodes},
         goodput={bucket: rounded(rng.random() * 1e7, 16) for bucket in BUCKETS},
+        spent={n: time_of_a_round(rng) for n in nodes},
     )

@@ -29,8 +29,8 @@ show                        the machine's state
 
 A view's keys: you, phase, committed, digest, sealed, donors (names), train (ROUND@FIRST..LAST[+FIRST..LAST]), plan
 (ROUND/ATTEMPT), tokens, version, incarnation; - is none. Its flags: has_state, initialise, evaluate, ready,
-reached, closing, finished, lost, ledger. Lines that begin with => say what the node is doing, in the goodput
-meter's words, where that changed.
+reached, closing, finished, lost, saves_bytes, ledger. Lines that begin with => say what the node is doing, in the
+goodput meter's words, where that changed.
 """
 
 from typing import Any
@@ -66,7 +66,7 @@ FLAGS: tuple[str, ...] = (
     "finished",
     "lost",
 )
-FLAGS += ("tied", "ledger")
+FLAGS += ("tied", "saves_bytes", "ledger")
 
 
 class Run:
@@ -137,7 +137,7 @@ class Run:
                 self.front = int(changes.pop("front", self.front))
                 self.see(self.of_round(number) | changes)
             case "collecting":
-                self.see({"phase": "collecting", "closing": True})
+                self.see({"phase": "collecting", "closing": True} | changes)
             case "reducing":
                 plan = f"{self.round}/{1 if number is None else number}"
                 self.see({"phase": "reducing", "closing": True, "plan": plan} | changes)
@@ -259,7 +259,7 @@ def shown(effect: ef.Effect) -> str:
         case ef.OrderEvaluation(round_):
             return f"evaluate state {round_}"
         case ef.FinishTraining(round_, rest):
-            return f"finish the inner steps of round {round_}{', and take none ahead' * rest}"
+            return f"finish the inner steps of round {round_}{' at once, and take none ahead' * rest}"
         case ef.HoldTraining(round_):
             return f"go no further ahead of round {round_}"
         case ef.EndTrainer():
@@ -280,6 +280,8 @@ def shown(effect: ef.Effect) -> str:
             why = ", as the node's own is wrong" * differs + ", and rebase what was trained" * rebase
             donors = " ".join(d.node_id for d in view.donors) or "nobody"
             return f"recover state {view.committed} from {donors}{why}"
+        case ef.StopRecovery():
+            return "stop recovering"
         case ef.FallBack():
             return "fall back to what the disk has"
         case ef.Renumber(view):
@@ -320,6 +322,8 @@ def shown_state(state: State) -> list[str]:
         lines.append(f"carried over: {shown_work(state.carried)}")
     if isinstance(state.reduce, Reducing):
         lines.append(f"reducing round {state.reduce.attempt[0]}, attempt {state.reduce.attempt[1]}")
+    if state.left:
+        lines.append("left a reduce, which the coordinator may not know")
     if state.trouble:
         lines.append(f"trouble: {state.trouble}, {state.bad_orders or state.bad_deltas} in a row")
     match state.reduced:

@@ -33,7 +33,8 @@ disconnect NAME... / connect NAME... / leave NAME...
 silent NAME... / talk NAME...      no heartbeats any more / again
 hang NAME... / move NAME...        heartbeats, but no progress / again
 phase NAME... WORD                 what its heartbeats say it is doing
-pause NAME... / resume NAME...     they say that they may take no steps, and take none / that they may again
+pause NAME... [bytes] / resume NAME...     they say that they may take no steps, and take none; bytes: nor exchange
+                                   anything / that they may again
 earlier COMMAND             COMMAND as a message of the node's earlier life
 wait SECONDS                time passes, in ticks of a quarter second; who is connected sends heartbeats
 deaf SECONDS                time passes, but not for the coordinator: its process stands still, its disk is full
@@ -91,7 +92,7 @@ class Run:
         self.config, self.state, self.now = CONFIG, State(CONFIG), 0.0
         self.journal: list[tuple[float, ev.Event]] = []
         self.quiet, self.hung, self.phases = set[NodeId](), set[NodeId](), dict[NodeId, str]()
-        self.paused = set[NodeId]()
+        self.paused, self.saving = set[NodeId](), set[NodeId]()
         # names of those that nobody can dial, that have no trainer, and whose trainers cannot evaluate
         self.leaves, self.reducers, self.blind = set[str](), set[str](), set[str]()
         self.lives_ago = 0
@@ -211,6 +212,7 @@ class Run:
                 self.restart(float(words[0]) if words else 0.0)
             case "deaf":
                 self.now += float(words[0])
+                self.feed(ev.HeardNobody(float(words[0])))
             case "wait":
                 self.wait(float(words[0]))
             case "reduce" if self.state.round.plan is None:
@@ -239,9 +241,12 @@ class Run:
             case "mum":
                 self.mum.update(map(self.node, words))
             case "pause":
-                self.paused.update(map(self.node, words))
+                nodes = {self.node(word) for word in words if word != "bytes"}
+                self.paused |= nodes
+                self.saving = self.saving | nodes if "bytes" in words else self.saving - nodes
             case "resume":
                 self.paused.difference_update(map(self.node, words))
+                self.saving &= self.paused
             case "phase":
                 self.phases.update(dict.fromkeys(map(self.node, words[:-1]), words[-1]))
             case "seal" if "attempt" not in options and "since" not in options and self.state.round.plan:
@@ -378,7 +383,8 @@ class Run:
                     number = self.state.round.number
                     beat = m.step if node in self.hung | self.paused else (number, m.step[1] + 1)
                     phase = self.phases.get(node, m.phase)
-                    self.feed(ev.Heartbeat(node, m.life, phase, *beat, node in self.paused))
+                    says = node in self.paused, node in self.saving
+                    self.feed(ev.Heartbeat(node, m.life, phase, *beat, *says))
             limits, awaited = self.state.config.members, self.state.awaited_members
             verdicts = members.judge(self.state.members, limits, awaited, self.now)
             for verdict in (*inquiry.judge(self.state, self.now), *verdicts):

@@ -41,9 +41,15 @@ def parse(args: list[str]) -> click.Context:
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, Service]:
+def everything() -> dict[str, Service]:
     loaded: dict[str, Service] = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
     return loaded
+
+
+@pytest.fixture(scope="module")
+def services(everything: dict[str, Service]) -> dict[str, Service]:
+    """Those that are Atoll's own."""
+    return {name: service for name, service in everything.items() if "build" in service}
 
 
 def called(service: Service) -> click.Context:
@@ -127,6 +133,25 @@ def test_compose_nodes_share_neither_state_nor_name_and_their_settings_exist(ser
     assert len({services[name]["hostname"] for name in joined}) == len(joined)
     for name in joined:
         load_dataclass(NodeConfig, None, called(services[name]).params["overrides"])
+
+
+def test_monitoring_is_asked_for_and_finds_the_coordinator_and_every_node(
+    everything: dict[str, Service], services: dict[str, Service]
+) -> None:
+    others = {name: service for name, service in everything.items() if name not in services}
+    assert others and all(service["profiles"] == ["monitoring"] for service in others.values())
+    for service in others.values():
+        assert ":" in service["image"] and all(port.startswith("127.0.0.1:") for port in service["ports"])
+        folders = [volume.split(":")[0] for volume in service["volumes"] if volume.startswith(".")]
+        assert folders and all((ROOT / "docker" / folder).is_dir() for folder in folders)
+    scraped = yaml.safe_load((ROOT / "docker/prometheus/prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for job in scraped for config in job["static_configs"] for target in config["targets"]]
+    page = split_host_port(called(services["coordinator"]).params["http"], "--http")[1]
+    own = {split_host_port(called(services[name]).params["metrics"], "--metrics")[1] for name in nodes(services)}
+    assert len(own) == 1
+    assert sorted(targets) == sorted(
+        [f"coordinator:{page}", *(f"{name}:{own.copy().pop()}" for name in nodes(services))]
+    )
 
 
 @pytest.mark.parametrize("image", IMAGES)

@@ -45,19 +45,24 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("coordinator.causes", "coordinator.door", "coordinator.history", "coordinator.state_machine"),
     },
     "coordinator.monitor": {
-        *("comm", "comm.config", "coordinator.causes", "coordinator.service", "coordinator.state_machine"),
+        *("comm", "comm.config", "coordinator.causes"),
+        *("coordinator.history", "coordinator.service", "coordinator.state_machine"),
+    },
+    "coordinator.tracking": {
+        *("comm", "comm.config"),
+        *("coordinator.history", "coordinator.service", "coordinator.state_machine"),
     },
     "coordinator.server": {
-        *("comm", "comm.config", "comm.transport"),
-        *("coordinator.door", "coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
+        *("comm", "comm.config", "comm.transport", "coordinator.door", "coordinator.monitor"),
+        *("coordinator.service", "coordinator.state_machine", "coordinator.tracking"),
     },
     "coordinator.cli": {
         *("comm", "comm.config", "coordinator.history", "coordinator.monitor", "coordinator.server"),
-        "coordinator.service",
+        *("coordinator.service", "coordinator.tracking"),
     },
     "coordinator.demo": {
         *("comm", "comm.codecs", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
-        *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
+        *("coordinator.monitor", "coordinator.service", "coordinator.state_machine", "coordinator.tracking"),
     },
     "coordinator.bench": {
         *("comm", "comm.proto", "comm.transport", "configs"),
@@ -68,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.state_machine": {"comm", "comm.proto", "node"},
     "node.control": {"comm", "comm.allreduce", "comm.config", "comm.proto", "comm.transport"},
     "node.manners": {"comm", "comm.config", "node"},
-    "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "outer_opt"},
+    "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "node", "outer_opt"},
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
     "node.participant": {"comm", "comm.config", "node", "node.checkpoint", "node.data", "node.outer", "outer_opt"},
@@ -102,10 +107,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov outliers overlap robust_merge schedule "
     "sgd tensors weights",
-    "comm": "accelerators addresses bitmap buffers byte_view child_process chunks cores decode_errors descriptors "
-    "digest durations errors evidence exit_codes extras faults files folders fragment_schedule gateway_note ids "
-    "incidents invite leases log pause_reasons peer_names plan rate_limits readiness receipts replace rounding "
-    "signatures status_line strangers strikes terminal workers xdg",
+    "comm": "accelerators addresses bitmap buffers build_info byte_view child_process chunks cores decode_errors "
+    "descriptors digest durations errors evidence exit_codes extras faults files folders fragment_schedule "
+    "gateway_note ids incidents invite leases log pause_reasons peer_names plan rate_limits readiness receipts "
+    "replace rounding signatures status_line strangers strikes terminal workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
@@ -114,20 +119,23 @@ DOORS: dict[str, str] = {
     "peer_links stream_policy tls",
     "comm.allreduce": "auditor delta_encoder delta_samples input_signer listener reduction sealing",
     "coordinator.door": "front_door ports",
-    "coordinator.history": "record_archive record_codec record_store segment series",
+    "coordinator.history": "archived_records record_archive record_codec record_store segment series",
     "coordinator.placement": "bandwidth_shares two_level",
     "coordinator.causes": "account explanation observations slowness verdict",
-    "coordinator.state_machine": "conduct events inquiry members rollback run_layout state step weights",
-    "coordinator.service": "control_plane event_loop invites journal run_records telemetry",
-    "coordinator.monitor": "blame contributions http terminal wandb_logger",
-    "node": "config devices engine_check preflight settings top trainer_channel",
+    "coordinator.state_machine": "conduct credit events inquiry members rollback run_layout state step weights",
+    "coordinator.service": "control_plane event_loop goodput invites journal journaled_machine run_records "
+    "telemetry",
+    "coordinator.monitor": "alarm blame contributions http replay run_answers terminal terminal_replay web "
+    "webhook",
+    "coordinator.tracking": "tracker view wandb_settings",
+    "node": "config devices engine_check memory preflight settings state_files top trainer_channel",
     "node.data": "dataset manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.checks": "check machine needs reach",
     "node.control": "checkup client outbox reports round_account round_book",
     "node.gateway": "client",
     "node.manners": "byte_account limits may_train sensors",
-    "node.outer": "layout method repair residual shared_vectors state",
+    "node.outer": "layout method repair residual shared_vectors state vector_folders",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",
     "node.recovery": "recovery",

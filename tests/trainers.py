@@ -36,6 +36,7 @@ class Node:
     progress: list[trainer_channel.Progress] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     preparing: list[str] = field(default_factory=list)
+    micro_batch = 0
 
     async def attach(self) -> trainer_channel.Hello:
         hello = await self.answer(trainer_channel.Hello)
@@ -63,6 +64,8 @@ class Node:
                     self.told.append(sentence)
                 case trainer_channel.Preparing(sentence):
                     self.preparing.append(sentence)
+                case trainer_channel.MicroBatch(size):
+                    self.micro_batch = size
                 case _:
                     assert isinstance(message, trainer_channel.Reached), message
 

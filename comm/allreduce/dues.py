@@ -24,6 +24,17 @@ def contributors_due(routes: Routes, collecting: Mapping[int, ChunkRecord], wind
             yield node
 
 
+def holding_up(routes: Routes, collecting: Mapping[int, ChunkRecord]) -> list[NodeId]:
+    """The members for whose contributions the merge at hand waits, where most others' are here: those that the
+    first of the chunks that are `collecting` here lacks."""
+    if not collecting:
+        return []
+    c = min(collecting, key=lambda c: (collecting[c].since, c))
+    due = [place for place in routes.contributors if routes.contributes_here(c, place)]
+    lacking = [place for place in due if place not in collecting[c].arrived and place != routes.place]
+    return [routes.plan.members[place].node for place in lacking] if 2 * len(lacking) < len(due) else []
+
+
 def relays_due(routes: Routes, collecting: Mapping[int, ChunkRecord]) -> Iterator[NodeId]:
     """The relays whose region's sum of a chunk that this member owns, and collects, is not here."""
     for node, place in routes.places.items() if routes.plan.layered else ():

@@ -3,12 +3,14 @@ time, and answers what to do.
 
 A peer that says nothing is asked whether it is there, and then lost. One that speaks, and brings no contribution
 although its window has room, is lost when its next chunk takes several times longer than chunks take here; it is
-also asked anew, as its contribution may have come and been refused, and a run of few members needs them all. A
-sealed chunk that is late in that sense is asked of others, which costs little if it was on its way.
+also asked anew, as its contribution may have come and been refused, and a run of few members needs them all. So is
+one lost that sends each of its contributions in time, and so much later than all others that it has held up the
+merges here for longer, in all, than the plan has patience. A sealed chunk that is late in that sense is asked of
+others, which costs little if it was on its way.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -17,6 +19,7 @@ from atoll.comm.ids import NodeId
 
 LATE_SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
 LATE_TIMES = 3  # times the time after which a chunk is late: so long may a contribution take
+MAX_LOOK_SECONDS = 1.0  # between two looks that count: a process that stood still cannot tell who held it up
 KNOWN_INTERVALS = 64  # latest times from chunk to chunk that are remembered
 MIN_INTERVALS = 8  # times from chunk to chunk that a median takes at least
 
@@ -74,11 +77,15 @@ class LatePeers:
         self._planned_at = self._pulled_at = -inf
         self._asked_at: dict[NodeId, float] = {}  # when a peer that speaks was asked for what it owes
         self._reported_at: dict[NodeId, float] = {}  # when a peer was said to be lost
+        self._patience = 0.0  # seconds for which a peer may hold up merges in all; 0: any time
+        self._held_up: dict[NodeId, float] = {}  # seconds for which a peer did, in this reduce
+        self._looked_at = inf
 
-    def replan(self, now: float, peers: Sequence[NodeId]) -> None:
+    def replan(self, now: float, peers: Sequence[NodeId], patience: float = 0.0) -> None:
         """Watch these peers, all of a new plan, from `now` on, in seconds; each of them may be reported lost
-        again. A peer that was watched before keeps the time of its last chunk."""
-        self._planned_at = now
+        again. A peer that was watched before keeps the time of its last chunk, and for how long it held up
+        merges."""
+        self._planned_at, self._patience = now, patience
         self._chunk_at = {node: self._chunk_at.get(node, now) for node in peers}
         self._reported_at.clear()
 
@@ -103,12 +110,14 @@ class LatePeers:
         now: float,
         dues: Mapping[NodeId, str],
         contributors: Set[NodeId],
+        holding_up: Collection[NodeId],
         heard: Callable[[NodeId], float | None],
     ) -> list[Ping | AskState | Lost | PullFrom]:
         """Find the peers that are late at `now`, in seconds. `dues`: what each peer that is waited for is to
-        bring, in words; `contributors`: those of them whose window has room; `heard`: when bytes last came from a
-        peer, in seconds, None if there is no link."""
-        found: list[Ping | AskState | Lost | PullFrom] = []
+        bring, in words; `contributors`: those of them whose window has room; `holding_up`: those for which a merge
+        waits that has most others' contributions; `heard`: when bytes last came from a peer, in seconds, None if
+        there is no link."""
+        found: list[Ping | AskState | Lost | PullFrom] = list(self._impatient(now, holding_up))
         deadlines, late = self._deadlines, late_after(self._intervals, self._deadlines.lost_after)
         for node in [node for node in dues if node in self._chunk_at]:  # in an order that can be repeated
             if (heard_at := heard(node)) is None:
@@ -130,6 +139,14 @@ class LatePeers:
             owners = frozenset(node for node, at in self._chunk_at.items() if at < now - interval)
             found += [PullFrom(owners)] if owners else []
         return found
+
+    def _impatient(self, now: float, holding_up: Collection[NodeId]) -> Iterator[Lost]:
+        """Those that have held up merges for too long, of those that do."""
+        passed, self._looked_at = min(max(now - self._looked_at, 0.0), MAX_LOOK_SECONDS), now
+        for node in holding_up:
+            self._held_up[node] = held_up = self._held_up.get(node, 0.0) + passed
+            if 0 < self._patience < held_up:
+                yield Lost(node, f"it has held up what others contributed for {held_up:.0f} s in all")
 
 
 def late_after(intervals: Sequence[float], unknown: float) -> float:

@@ -395,6 +395,10 @@ class ReduceProtocol:
         """Members of which a contribution is due (`dues.contributors_due`)."""
         return dues.contributors_due(self._routes, self._collecting, self.window)
 
+    def holding_up(self) -> list[NodeId]:
+        """Members that hold up a merge here (`dues.holding_up`)."""
+        return dues.holding_up(self._routes, self._collecting)
+
     def dues(self) -> list[tuple[NodeId, str]]:
         """The members that this one waits for, each with what it is to bring, in words: "contributions", "region's
         sums", or "3 of its chunks". A member may be listed more than once."""

@@ -164,7 +164,7 @@ class Reduction:
         place = plan.index(self.me)
         now = asyncio.get_running_loop().time()
         others = [m for m in plan.members if not m.gone and m.node != self.me]
-        self._late.replan(now, [m.node for m in others])
+        self._late.replan(now, [m.node for m in others], plan.patience)
         order = {m.node: i for i, m in enumerate(plan.members)}
         self._peers.expect(links(plan, self.me))
         shares = plan.receive_shares(place)
@@ -479,7 +479,8 @@ class Reduction:
     def _look(self, now: float) -> None:
         """See who is late."""
         x = self._exchange
-        for order in self._late.look(now, dict(x.dues()), set(x.contributors_due()), self._peers.heard):
+        due = dict(x.dues()), set(x.contributors_due()), x.holding_up()
+        for order in self._late.look(now, *due, self._peers.heard):
             match order:
                 case Ping(node):
                     self._do([control_frames.ping(node)])

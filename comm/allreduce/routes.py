@@ -4,6 +4,7 @@ without a memory."""
 from collections.abc import Collection
 
 from atoll.comm.ids import NodeId
+from atoll.comm.peer_names import is_peer_host
 from atoll.comm.plan import Plan, PlanMember
 
 
@@ -51,9 +52,16 @@ class Routes:
 
 
 def links(plan: Plan, me: NodeId) -> list[tuple[PlanMember, bool]]:
-    """The members to which `me` has links under the plan, and whether it dials each first: who came into the round
-    before does, and a leaf, which nobody can dial. Two leaves have no link."""
+    """The members to which `me` has links under the plan, and whether it dials each first: who is harder to dial
+    does, and of two alike the one that came into the round before. Two leaves have no link."""
     place = plan.index(me)
-    leaf = plan.members[place].leaf
-    others = [(i, m) for i, m in enumerate(plan.members) if not m.gone and i != place and not (m.leaf and leaf)]
-    return [(m, not m.leaf and (leaf or place < i)) for i, m in others]
+    own = plan.members[place]
+    others = [
+        (i, m) for i, m in enumerate(plan.members) if not m.gone and i != place and not (m.leaf and own.leaf)
+    ]
+    return [(m, (_openness(own), place) < (_openness(m), i)) for i, m in others]
+
+
+def _openness(member: PlanMember) -> int:
+    """How easily a member is dialled: a leaf not at all, who is behind a gateway only by those that have one."""
+    return 0 if member.leaf else 1 if is_peer_host(member.address.rpartition(":")[0]) else 2

@@ -25,6 +25,7 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError
 
 MAX_DATA_SETS = 64  # of a mixture: each node has all their manifests in memory
+MAX_TAG = 64  # characters, by wandb's own rule
 
 
 class DataKind(StrEnum):
@@ -218,7 +219,7 @@ class RoundsConfig:
     """The inner steps of a round, its quorum, and how long its parts may take."""
 
     inner_steps: int = 100  # H: a round does not close before a quorum has taken so many; a turn of all fragments
-    floor: int = 1  # inner steps that every contribution has at least
+    floor: int = 1  # inner steps that a member takes at least when its round closes; its owner's pause knows none
     ceiling: float = 2.0  # times inner_steps: a member that waits for others or for the coordinator takes no more
     total: int = 0  # rounds after which the run is finished; 0: until stopped
     # number of a member, in the order of joining, without which the run does not end: it has more rounds than
@@ -226,8 +227,11 @@ class RoundsConfig:
     until_member: int = 0
     quorum: float = 0.5  # share of active members that make a round close
     grace: float = 0.25  # of the quorum's inner time: how much longer those that will soon be there may take
-    collect: float = 60.0  # seconds that a member told to finish may take at most
-    reduce_timeout: float = 600.0  # seconds for one attempt of a reduce
+    # seconds that a member told to finish may take at most; a tenth of the quorum's inner time if that is less
+    # (and more than 5)
+    collect: float = 60.0
+    # seconds for one attempt of a reduce until all chunks are sealed, and as much until all members hold them
+    reduce_timeout: float = 600.0
     data_parallel: int = 0  # rounds at the start of the run that have one inner step: parameters are averaged
 
     @property
@@ -371,12 +375,34 @@ class CheckpointConfig:
 @dataclass
 class WandbConfig:
     """The run's place in Weights & Biases. What the config leaves open, wandb's environment variables say;
-    the run's name there is WANDB_NAME, else the config's `name`.
+    the run's name there is WANDB_NAME, else the config's `name`. May differ at each start of the coordinator;
+    nodes see it, as all of the config.
     """
 
     mode: WandbMode = WandbMode.AUTO  # auto: WANDB_MODE, else online when an API key is present, else offline
     project: str = ""  # empty: WANDB_PROJECT, else atoll
     entity: str = ""  # empty: WANDB_ENTITY, else the account's own
+    group: str = ""  # of runs that are shown as one; empty: WANDB_RUN_GROUP
+    tags: list[str] = field(default_factory=list)  # empty: WANDB_TAGS
+    notes: str = ""  # empty: WANDB_NOTES
+    artifacts: bool = False  # each checkpoint in checkpoint.remote is an artifact, which refers to it there
+
+    def rules(self) -> Iterator[Rule]:
+        """Rules of what wandb takes."""
+        for tag in self.tags:
+            yield (
+                0 < len(tag) <= MAX_TAG,
+                f"wandb.tags has {tag[:80]!r}: a tag has 1 to {MAX_TAG} characters",
+            )
+
+
+@dataclass
+class FiguresConfig:
+    """Where the coordinator writes each round's figures besides: what wandb gets, in its state directory. May
+    differ at each start of the coordinator."""
+
+    jsonl: bool = False  # figures.jsonl: one JSON object a round, one a line
+    tensorboard: bool = False  # the folder tensorboard, for `tensorboard --logdir`
 
 
 @dataclass
@@ -405,6 +431,7 @@ class RunConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    figures: FiguresConfig = field(default_factory=FiguresConfig)
 
     def delay(self, round_: int) -> int:
         """Inner steps after which the anchor of this round is taken; 0: nodes wait for it."""
@@ -462,6 +489,7 @@ class RunConfig:
             self.members,
             self.security,
             self.checkpoint,
+            self.wandb,
         ):
             yield from section.rules()
         yield (
@@ -491,6 +519,11 @@ class RunConfig:
                 f"inner.optimizer is {self.inner.optimizer}, and engine is torchtitan, which trains with adamw: "
                 "set inner.optimizer=adamw, and inner.lr to its learning rate",
             )
+        yield (
+            not self.wandb.artifacts or bool(self.checkpoint.remote),
+            "wandb.artifacts is set, and checkpoint.remote is empty: artifacts refer to checkpoints in a store, "
+            "set checkpoint.remote to its URL",
+        )
         yield (
             self.overlap.delay <= self.rounds.inner_steps,
             f"overlap.delay {self.overlap.delay} is above rounds.inner_steps {self.rounds.inner_steps}",

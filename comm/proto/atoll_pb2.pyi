@@ -35,6 +35,7 @@ class JoinRequest(_message.Message):
     PIN_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run: _builtins.str
     token: _builtins.str
@@ -53,6 +54,8 @@ class JoinRequest(_message.Message):
     """the node's public key, for its life: a compressed point of P-256"""
     proof: _builtins.bytes
     """signature by it over what the request says of the node (join_proof.py)"""
+    version: _builtins.str
+    """of its software, as it says: for people, nothing goes by it"""
     def __init__(
         self,
         *,
@@ -67,10 +70,11 @@ class JoinRequest(_message.Message):
         pin: _builtins.str = ...,
         key: _builtins.bytes = ...,
         proof: _builtins.bytes = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "key", b"key", "leaf", b"leaf", "name", b"name", "pin", b"pin", "proof", b"proof", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "key", b"key", "leaf", b"leaf", "name", b"name", "pin", b"pin", "proof", b"proof", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -89,6 +93,7 @@ class JoinReply(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     MARK_FIELD_NUMBER: _builtins.int
     DATA_KEY_NUMBER_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     session: _builtins.str
     run: _builtins.str
@@ -104,6 +109,10 @@ class JoinReply(_message.Message):
     """of the run, for ever: what is kept of it is told from others' by this"""
     data_key_number: _builtins.int
     """how many were expelled before it: each time it changes"""
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """multiaddrs by which the run's members can be reached who cannot be dialled"""
+
     def __init__(
         self,
         *,
@@ -116,10 +125,11 @@ class JoinReply(_message.Message):
         address: _builtins.str = ...,
         mark: _builtins.bytes = ...,
         data_key_number: _builtins.int = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config", b"config", "data_key", b"data_key", "data_key_number", b"data_key_number", "heartbeat", b"heartbeat", "mark", b"mark", "node_id", b"node_id", "run", b"run", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "config", b"config", "data_key", b"data_key", "data_key_number", b"data_key_number", "gateways", b"gateways", "heartbeat", b"heartbeat", "mark", b"mark", "node_id", b"node_id", "run", b"run", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -166,6 +176,9 @@ class HeartbeatRequest(_message.Message):
     DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     TRAINER_RSS_BYTES_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
+    SAVES_BYTES_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
+    UNANSWERED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -194,6 +207,14 @@ class HeartbeatRequest(_message.Message):
     """resident memory of the trainer's processes"""
     pause: _builtins.int
     """why the node may take no inner steps for now: a `PauseReason` (comm/pause_reasons.py); 0: it may"""
+    saves_bytes: _builtins.bool
+    """nor does it exchange anything with peers for now: no plan is to name it"""
+    relay: _builtins.str
+    """multiaddr at which the node's gateway passes on what others send each other; empty: it does not"""
+    @_builtins.property
+    def unanswered(self) -> Global___PhaseSeconds:
+        """how it spent the time since a heartbeat was last answered; none: the last one was"""
+
     def __init__(
         self,
         *,
@@ -215,14 +236,53 @@ class HeartbeatRequest(_message.Message):
         device_bytes: _builtins.int = ...,
         trainer_rss_bytes: _builtins.int = ...,
         pause: _builtins.int = ...,
+        saves_bytes: _builtins.bool = ...,
+        relay: _builtins.str = ...,
+        unanswered: Global___PhaseSeconds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["unanswered", b"unanswered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "pause", b"pause", "phase", b"phase", "progress", b"progress", "relay", b"relay", "round", b"round", "rss_bytes", b"rss_bytes", "saves_bytes", b"saves_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble", "unanswered", b"unanswered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class PhaseSeconds(_message.Message):
+    """Seconds in each phase, by the node's own clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INNER_FIELD_NUMBER: _builtins.int
+    SYNC_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RECOVERING_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    inner: _builtins.float
+    sync: _builtins.float
+    waiting: _builtins.float
+    recovering: _builtins.float
+    starting: _builtins.float
+    paused: _builtins.float
+    def __init__(
+        self,
+        *,
+        inner: _builtins.float = ...,
+        sync: _builtins.float = ...,
+        waiting: _builtins.float = ...,
+        recovering: _builtins.float = ...,
+        starting: _builtins.float = ...,
+        paused: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inner", b"inner", "paused", b"paused", "recovering", b"recovering", "starting", b"starting", "sync", b"sync", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PhaseSeconds: _TypeAlias = PhaseSeconds  # noqa: Y015
 
 @_typing.final
 class Fence(_message.Message):
@@ -1088,6 +1148,7 @@ class Ack(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """false: the session is no longer a member's; join again"""
@@ -1098,6 +1159,10 @@ class Ack(_message.Message):
     """of the node's latest view: one that has an older one should open its stream again"""
     now: _builtins.float
     """seconds since 1970 by the coordinator's clock, in answers to heartbeats; 0: not told"""
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the run, now: to a heartbeat"""
+
     def __init__(
         self,
         *,
@@ -1105,11 +1170,12 @@ class Ack(_message.Message):
         reason: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         version: _builtins.int = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
         now: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "known", b"known", "now", b"now", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "incarnation", b"incarnation", "known", b"known", "now", b"now", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1218,6 +1284,7 @@ class Plan(_message.Message):
     LAYERED_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    PATIENCE_FIELD_NUMBER: _builtins.int
     VERIFIERS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
@@ -1234,6 +1301,8 @@ class Plan(_message.Message):
     """of the round, in usual rounds"""
     salt: _builtins.bytes
     """what contributions to this round are signed with; empty: they are not signed"""
+    patience: _builtins.float
+    """seconds for which one member's contributions may hold up an owner; 0: as long as they take"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMember]: ...
     @_builtins.property
@@ -1273,11 +1342,12 @@ class Plan(_message.Message):
         layered: _builtins.bytes = ...,
         length: _builtins.float = ...,
         salt: _builtins.bytes = ...,
+        patience: _builtins.float = ...,
         verifiers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "length", b"length", "members", b"members", "numel", b"numel", "owners", b"owners", "regions", b"regions", "relays", b"relays", "round", b"round", "salt", b"salt", "since", b"since", "verifiers", b"verifiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "length", b"length", "members", b"members", "numel", b"numel", "owners", b"owners", "patience", b"patience", "regions", b"regions", "relays", b"relays", "round", b"round", "salt", b"salt", "since", b"since", "verifiers", b"verifiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1562,6 +1632,7 @@ class View(_message.Message):
     REPLAY_FIELD_NUMBER: _builtins.int
     CREDITED_TOKENS_FIELD_NUMBER: _builtins.int
     CREDITED_ROUNDS_FIELD_NUMBER: _builtins.int
+    SAVES_BYTES_FIELD_NUMBER: _builtins.int
     ACCOUNT_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
@@ -1619,6 +1690,8 @@ class View(_message.Message):
     """that the run committed of this node's key"""
     credited_rounds: _builtins.int
     """in which it did"""
+    saves_bytes: _builtins.bool
+    """this node is counted on in no exchange, as it said"""
     account: _builtins.int
     """the round of which this node is asked for an account; 0: none"""
     @_builtins.property
@@ -1694,11 +1767,12 @@ class View(_message.Message):
         replay: Global___Replay | None = ...,
         credited_tokens: _builtins.int = ...,
         credited_rounds: _builtins.int = ...,
+        saves_bytes: _builtins.bool = ...,
         account: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "plan", b"plan", "replay", b"replay", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "saves_bytes", b"saves_bytes", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

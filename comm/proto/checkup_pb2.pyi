@@ -5,8 +5,10 @@ What a machine may ask a coordinator before it joins a run, or beside it. Nothin
 invite is used up.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -79,6 +81,8 @@ class LookReply(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     PENALTY_FIELD_NUMBER: _builtins.int
     PRIVATE_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    PENALTY_PASSES_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """the run's, as JSON"""
     time: _builtins.float
@@ -91,6 +95,12 @@ class LookReply(_message.Message):
     """why this node would not be let in; empty: it would"""
     private: _builtins.bool
     """nodes may have addresses of private networks"""
+    penalty_passes: _builtins.bool
+    """it would be let in later"""
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """multiaddrs by which the run's members can be reached who cannot be dialled"""
+
     def __init__(
         self,
         *,
@@ -100,10 +110,12 @@ class LookReply(_message.Message):
         host: _builtins.str = ...,
         penalty: _builtins.str = ...,
         private: _builtins.bool = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
+        penalty_passes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "host", b"host", "members", b"members", "penalty", b"penalty", "private", b"private", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "gateways", b"gateways", "host", b"host", "members", b"members", "penalty", b"penalty", "penalty_passes", b"penalty_passes", "private", b"private", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,8 @@
 
     out     a vector of buffers goes to the kernel in one call, however often it takes a part of it
     in      bytes land where the caller wants them
-    caps    a `RateLimiter` shared by all links of a node bounds what they send, or take in, together
+    caps    a `RateLimiter` shared by all links of a node bounds what they send, or take in, together: so many
+            bytes a second, and none beyond an amount
     TLS     the same calls over a TLS session, where the run wants it
 
 At most one task sends and one receives. A broken connection and an expired deadline are `LinkBroken`, with a
@@ -10,6 +11,7 @@ sentence; nothing here knows what the bytes mean.
 """
 
 import asyncio
+import math
 import os
 import socket
 import ssl
@@ -26,7 +28,8 @@ STALL_TIMEOUT = 60.0  # seconds without a byte in the middle of something
 # Longer than a receiver may leave a window closed: Linux counts that against it too.
 UNACKED_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
 LINGER_TIMEOUT = 1.0  # seconds for which last bytes may be on their way before the connection is reset
-CAPPED_PIECE_BYTES = 1 << 18  # bytes that a capped link moves at once
+MIN_CAPPED_PIECE_BYTES, CAPPED_PIECE_BYTES = 1 << 14, 1 << 18  # bytes that a capped link moves at once
+CAPPED_PIECE_SECONDS = 0.05  # of the cap's rate, that are moved at once: what passes is even over seconds
 CAP_POLL_INTERVAL = 0.25  # seconds after which who waits for a cap looks whether it has changed
 MIN_UNSENT_BYTES, MAX_UNSENT_BYTES = 1 << 15, 1 << 18  # bytes that wait in the kernel of a long path's sender
 MAX_WAKE_BYTES = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
@@ -66,7 +69,7 @@ class RateLimiter:
     def __init__(self, rate: float, burst: float = 0.25, within: "RateLimiter | None" = None) -> None:
         self.rate, self._burst, self._within = rate, burst, within
         self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
-        self.spent: Callable[[], bool] | None = None  # nothing passes while it says so
+        self.room: Callable[[], float] | None = None  # bytes that may pass yet, whatever the rate; None: no end
         self._changes = 0
 
     def change(self, rate: float) -> None:
@@ -81,14 +84,31 @@ class RateLimiter:
     @property
     def limits(self) -> bool:
         """Whether anything may have to wait."""
-        return self.rate > 0 or self.spent is not None or (self._within is not None and self._within.limits)
+        return self.rate > 0 or self.room is not None or (self._within is not None and self._within.limits)
+
+    @property
+    def piece(self) -> int:
+        """Bytes that are best moved at once."""
+        outer = self._within.piece if self._within is not None else CAPPED_PIECE_BYTES
+        even = int(CAPPED_PIECE_SECONDS * self.rate) if self.rate else CAPPED_PIECE_BYTES
+        return min(max(even, MIN_CAPPED_PIECE_BYTES), outer)
+
+    async def some_room(self) -> int:
+        """Wait until anything may pass; returns how many bytes may at most, until the next task has its turn."""
+        while (room := self._left()) < 1:
+            await asyncio.sleep(CAP_POLL_INTERVAL)
+        return int(min(room, CAPPED_PIECE_BYTES))
+
+    def _left(self) -> float:
+        outer = self._within._left() if self._within is not None else math.inf
+        return min(outer, self.room()) if self.room is not None else outer
 
     async def take(self, size: int) -> None:
-        """Wait until `size` bytes may pass."""
+        """Wait until `size` bytes may pass at the rate, and anything may pass at all."""
         if self._within is not None:
             await self._within.take(size)
-        while self.spent is not None and self.spent():
-            await asyncio.sleep(CAP_POLL_INTERVAL)
+        if self.room is not None:
+            await self.some_room()
         if not (rate := self.rate):
             return
         clock = asyncio.get_running_loop().time
@@ -150,11 +170,12 @@ class Link:
         may = 0  # bytes of the first buffer: the cap has let them through, and the kernel has not taken them yet
         while rest:
             if (capped := self._up.limits) and not may:
-                rest = [piece for b in rest for piece in _pieces(b)]
+                rest = [piece for b in rest for piece in _pieces(b, self._up.piece)]
                 may = len(rest[0])
                 await self._up.take(may)
+            now = [rest[0][: await self._up.some_room()]] if capped else rest
             try:
-                sent = self._sock.sendmsg(rest[:1] if capped else rest)
+                sent = self._sock.sendmsg(now)
             except (BlockingIOError, InterruptedError):
                 await self._until(self._loop.add_writer, self._loop.remove_writer, STALL_TIMEOUT, "took no byte")
                 continue
@@ -194,10 +215,11 @@ class Link:
         """Read some bytes as they come from the network into `place`, and return how many; 0: the other side has
         ended. To be woken for less than `enough` would be of no use; 0: than all of `place`."""
         if self._down.limits:
-            place = place[:CAPPED_PIECE_BYTES]
+            place = place[: self._down.piece]
         while True:
+            some = place[: await self._down.some_room()] if self._down.limits else place
             try:
-                got = self._sock.recv_into(place)
+                got = self._sock.recv_into(some)
             except (BlockingIOError, InterruptedError):
                 self._wake_at(min(enough or len(place), len(place), MAX_WAKE_BYTES))
                 await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
@@ -467,7 +489,7 @@ def _said(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-def _pieces(buffer: memoryview, size: int = CAPPED_PIECE_BYTES) -> Sequence[memoryview]:
+def _pieces(buffer: memoryview, size: int) -> Sequence[memoryview]:
     return [buffer[i : i + size] for i in range(0, len(buffer), size)] if len(buffer) > size else [buffer]
 
 

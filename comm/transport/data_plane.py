@@ -117,6 +117,8 @@ class DataPlane:
         self._stranger_lines = TokenBuckets(STRANGER_LINES)
         self._accepted_of: defaultdict[NodeId, dict[Link, None]] = defaultdict(dict)  # the others, by their member
         self._serving: asyncio.Task[None] | None = None
+        self._answering = set[asyncio.Task[None]]()  # to those who fetch
+        self._room: Callable[[], float] | None = None
         self.peers = PeerLinks(self._dial_link, self._meter, streams, congestion_control, self._up)
         self.offers, self.offering = OfferPool(), OfferDialer(self._serve_at)
         self._places = asyncio.Semaphore(MAX_CHUNKS)
@@ -192,11 +194,20 @@ class DataPlane:
             if limiter.rate != rate:
                 limiter.change(rate)
 
-    def budget(self, spent: Callable[[], bool] | None, silent: Callable[[], bool] | None) -> None:
-        """Let nothing through while `spent` says so, and none of what is served to others while `silent` does.
-        None: there is no such limit."""
-        self._up.spent = self._down.spent = spent
-        self.peers.spare.spent = silent
+    def budget(self, room: Callable[[], float] | None) -> None:
+        """Let no more bytes through, up and down together, than `room` says at each moment; None: there is no such
+        limit. While it says 0 nobody is let in who dials."""
+        self._up.room = self._down.room = self._room = room
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing may pass."""
+        return self._room is not None and self._room() < 1
+
+    def hush(self) -> None:
+        """Give nothing more to those who fetch here: they ask others, who would else wait for this node."""
+        for answering in self._answering:
+            answering.cancel()
 
     async def close(self) -> None:
         """Close the port and all connections."""
@@ -287,7 +298,8 @@ class DataPlane:
                         await asyncio.sleep(0.1)
                         continue
                     network = network_of(address[0])
-                    if self._strangers.exhausted(network, loop.time()) or not self._make_room(network):
+                    exhausted = self._strangers.exhausted(network, loop.time())
+                    if self.is_closed or exhausted or not self._make_room(network):
                         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                         accepted.close()
                         continue
@@ -325,7 +337,7 @@ class DataPlane:
                 await self.offers.keep(node, link)
             else:
                 with suppress(LinkReset):  # who asked has it from another by now, or is gone
-                    await self._answer_all(node, link, first)
+                    await self._answer_until_hushed(node, link, first)
         except LinkClosed:
             pass
         except LinkBroken as error:
@@ -376,6 +388,15 @@ class DataPlane:
             await self._answer_all(node, link, None)
         finally:
             link.close()
+
+    async def _answer_until_hushed(self, node: NodeId, link: Link, request: Header) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            await self._answer_all(node, link, request)
+        finally:
+            self._answering.discard(task)
 
     async def _answer_all(self, node: NodeId, link: Link, request: Header | None) -> None:
         """The first request may have come. One that this node is to wait for may come any time."""

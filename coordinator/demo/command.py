@@ -38,9 +38,9 @@ from atoll.coordinator.cli import fetch
 from atoll.coordinator.demo import report
 from atoll.coordinator.demo.display import Display, DisplayLine, LineKind, open_view, round_seconds, summary
 from atoll.coordinator.demo.report import DemoStory, Mark, MarkKind
-from atoll.coordinator.monitor.wandb_logger import check_installed
 from atoll.coordinator.service.event_loop import sentence
 from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.tracking.wandb_settings import check_installed
 
 COORDINATOR = "coordinator"
 NAMES = "ada bo cy dee eve fay gus hal ivy jo kai lou max ned oz pia".split()

@@ -168,6 +168,7 @@ def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
         "validation loss": loss,
         "states equal": "in every round" if report.digests_equal else "NO",
         "goodput": f"{report.goodput:.0%}  ({spent})",
+        "compute utilisation": f"{report.compute_utilisation:.0%}  (inner steps over inner steps and exchange)",
         "traffic": saving(story),
         "killed": killed,
         "joined, recovered": recovered,

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.coordinator.service.goodput import compute_utilisation
 from atoll.coordinator.state_machine.events import CommitRecord
 
 FP32 = 4  # bytes
@@ -71,6 +72,7 @@ class DemoReport:
     digests_equal: bool  # in every round
     goodput: float  # share of all node-seconds that went into inner steps which a commit used, 0 to 1
     goodput_buckets: dict[str, float]  # shares, they add up to 1
+    compute_utilisation: float  # inner steps over inner steps and exchange: what others call utilisation
     bytes_per_node_per_round: float  # sent; mean over records and contributors
     fp32_allreduce_bytes_per_step_equivalent: float
     first_commit_s: float | None
@@ -93,6 +95,7 @@ def summarize(story: DemoStory) -> DemoReport:
         digests_equal=bool(records) and all(r.digests_equal or r.void for r in records),
         goodput=run["goodput"]["inner"],
         goodput_buckets=run["goodput"],
+        compute_utilisation=compute_utilisation(run["goodput"]),
         bytes_per_node_per_round=mean(r.bytes_up.get(node, 0) for r in records for node in r.contributors),
         fp32_allreduce_bytes_per_step_equivalent=allreduce_bytes(contributors, story.n_params, story.inner_steps),
         first_commit_s=story.first_commit,

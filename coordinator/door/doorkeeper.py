@@ -127,7 +127,7 @@ class Doorkeeper:
                         self._accept_again_at = now + ACCEPT_PAUSE
                         return
                     continue  # it is gone already
-                if not self._admit(port, number, client, address, now):
+                if not self._admit(port, number, client, _origin(address), now):
                     client.close()
 
         return accept
@@ -144,7 +144,8 @@ class Doorkeeper:
         if (service := self._to_service(port, name, address)) is None:
             return False
         client.setblocking(False)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if client.family != socket.AF_UNIX:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
         splice = Splice(name, number, network, client, service)
         displaced = places.admit(splice, network, now).displaced
@@ -368,6 +369,14 @@ class Doorkeeper:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
             if self._selector.get_key(self._wire).events != events:
                 self._selector.modify(self._wire, events, self._hear)
+
+
+def _origin(address: tuple[str, int] | str | bytes) -> tuple[str, int]:
+    """Host and port that a connection comes from; one by a gateway has them in its name."""
+    if isinstance(address, tuple):
+        return address
+    parts = (address if isinstance(address, str) else "").rpartition("/")[2].split(",")
+    return (parts[1], int(parts[2])) if len(parts) == 3 and parts[2].isdecimal() else ("127.0.0.1", 0)
 
 
 def main(spec: str) -> None:

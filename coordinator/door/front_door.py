@@ -1,5 +1,8 @@
 """The coordinator's side of its door: opens the public ports, keeps the door's process alive, tells it who is who.
 
+A gateway of this machine has an entrance of its own (`open_to_gateway`), at a socket in the door's folder: it
+binds each connection to a name that says where that comes from, as the door does towards the service.
+
 The service listens at the paths that `open` returns. It asks `origin` where a call came from, and says by `prove`,
 `revoke` and `shun` what it thinks of who calls. Should the door's process end, all connections break, and another
 one opens the same ports: they are this process's, so nobody else gets them meanwhile.
@@ -67,6 +70,16 @@ class FrontDoor:
         path = f"{self._folder}/{len(self._ports)}"
         self._ports.append((sock, path, limits))
         return path
+
+    def open_to_gateway(self, path: str, limits: PortLimits) -> str:
+        """Take connections from a gateway of this machine, too, for the service that listens at `path`; returns
+        the path of the socket that the gateway dials. Before `run`."""
+        entrance = f"{self._folder}/gateway"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(entrance)
+        sock.listen(BACKLOG)
+        self._ports.append((sock, path, limits))
+        return entrance
 
     def know(self, hosts: tuple[str, ...]) -> None:
         """Name the hosts that members come from, for whom places are held. Before `run`."""

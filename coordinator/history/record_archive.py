@@ -11,8 +11,11 @@ A segment is of 128 rounds and is written once. Calls block: they are made in th
 may read meanwhile.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import msgspec
@@ -20,10 +23,10 @@ import msgspec
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.coordinator.history import record_codec, segment
 from atoll.coordinator.history.columns import BadColumn
-from atoll.coordinator.history.record_codec import BadRecord
+from atoll.coordinator.history.record_codec import BadRecord, RecordView
 from atoll.coordinator.history.record_store import FACTS, RecordStore, RunFacts, facts_of
 from atoll.coordinator.history.segment import PREFIX_SIZE, Segment, SegmentHeader
-from atoll.coordinator.history.series import F64, Row, unpack_series
+from atoll.coordinator.history.series import F64, SERIES, Row, unpack_series
 from atoll.coordinator.state_machine.events import CommitRecord, Note
 
 HEAD_BYTES = 16 << 10  # that are read of a segment at first: most headers are within
@@ -42,6 +45,7 @@ NOTHING_OF_MEMBERS: dict[str, Any] = {
             "digests",
             "losses",
             "figures",
+            "exchange",
         ),
         *("lacking", "names"),
     )
@@ -113,14 +117,45 @@ class RecordArchive:
                 except BadRecord as error:
                     raise ResourceError(self._damaged(span, error)) from None
 
+    def views(self, rounds: Sequence[int]) -> Iterator[RecordView]:
+        """The records of some rounds, ascending, that are here; each segment is read once. Raises
+        `ResourceError`."""
+        left = deque(rounds)
+        for span in self.spans():
+            while left and left[0] < span[0]:
+                left.popleft()
+            if not left or left[0] > span[1]:
+                continue
+            found = self.read(span).records
+            while left and left[0] <= span[1]:
+                try:
+                    yield RecordView(found[left.popleft() - span[0]])
+                except BadRecord as error:
+                    raise ResourceError(self._damaged(span, error)) from None
+
+    def notes(self, before: float = inf) -> Iterator[tuple[float, Note]]:
+        """What was noted before a time (seconds since 1970), the newest first, with its times; a segment is read
+        when its notes are asked for. Raises `ResourceError`."""
+        spans = self.spans()
+        newest = bisect_left(spans, before, key=self._committed_at) if before < inf else len(spans)
+        for span in reversed(spans[: newest + 1]):
+            yield from (found for found in reversed(self.read(span).notes) if found[0] < before)
+
+    def _committed_at(self, span: Span) -> float:
+        """The time of the segment's last commit; its notes are older. Raises `ResourceError`."""
+        [rows] = self._blocks([span])
+        return float(rows[-1, SERIES.index("committed_at")])
+
     def series(self, since: int = 0) -> Iterator[F64]:
         """The figures of the rounds in each segment that has some after `since`. Raises `ResourceError`."""
-        for span in self.spans():
-            if span[1] > since:
-                try:
-                    yield unpack_series(self.header(span).series, span[1] - span[0] + 1)
-                except BadColumn as error:
-                    raise ResourceError(self._damaged(span, error)) from None
+        yield from self._blocks(span for span in self.spans() if span[1] > since)
+
+    def _blocks(self, spans: Iterable[Span]) -> Iterator[F64]:
+        for span in spans:
+            try:
+                yield unpack_series(self.header(span).series, span[1] - span[0] + 1)
+            except BadColumn as error:
+                raise ResourceError(self._damaged(span, error)) from None
 
     def _bytes(self, span: Span, start: int, end: int | None) -> bytes:
         name = segment.name_of(*span)

@@ -13,6 +13,7 @@ those of few digits (`atoll.comm.rounding`) take fewer bytes.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from functools import cached_property
 from itertools import accumulate
 from math import isnan, nan
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.ids import NodeId
 from atoll.coordinator.causes.explanation import Verdict
 from atoll.coordinator.history.columns import Number, pack, unpack
-from atoll.coordinator.state_machine.events import CommitRecord, Decision, TrainerFigures
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure, TrainerFigures
 
 FORMAT = 1
 PLAIN, PACKED = 0, 1
@@ -44,8 +45,9 @@ FLOAT_DICTS = ("seconds", "predictions", "goodput")
 # Keys of theirs that take one byte. New ones go to the end.
 KEYS = (
     *("inner", "collect", "reduce", "commit", "flat", "two_level"),
-    *("sync", "recovering", "waiting", "paused", "down", "lost"),
+    *("sync", "recovering", "waiting", "paused", "down", "lost", "starting", "open"),
 )
+SECOND_PARTS = (10, 1000)
 T = TypeVar("T")
 
 
@@ -103,6 +105,11 @@ class _Body(msgspec.Struct, array_like=True):
     names: list[str]
     regions: list[list[int]]  # of places
     lacking: list[tuple[list[int], list[int]]]  # places of contributors, the chunks that lack all of them
+    # Records of before lack what follows.
+    # By bucket (a number is a place in KEYS), and in what part of 1 s.
+    spent: list[tuple[int | str, _Some, int]] = []
+    failures: tuple[Failure, ...] = ()
+    exchange: _Some | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -139,6 +146,9 @@ def encode(record: CommitRecord) -> bytes:
         names=[record.names[n] for n in nodes.order if n in record.names],
         regions=[nodes.places(region) for region in record.regions],
         lacking=[(nodes.places(who), chunks) for who, chunks in _inverted(record.lacking).items()],
+        spent=[(_short(bucket), *_seconds(nodes, of)) for bucket, of in _by_bucket(record.spent).items()],
+        failures=record.failures,
+        exchange=nodes.some(record.exchange),
     )
     whole = _encode(body)
     if len(whole) < PACK_FROM:
@@ -151,7 +161,7 @@ def decode(data: bytes) -> CommitRecord:
     try:
         return _record(_decode(_unpacked(data)))
     except (Malformed, IndexError, ValueError, *DECODE_ERRORS) as error:
-        raise BadRecord(f"the bytes of a commit record are spoiled: {error}") from None
+        raise _spoiled(error) from None
 
 
 def plain(data: bytes) -> bytes:
@@ -159,7 +169,7 @@ def plain(data: bytes) -> bytes:
     try:
         return bytes((FORMAT, PLAIN)) + _unpacked(data)
     except (Malformed, IndexError) as error:
-        raise BadRecord(f"the bytes of a commit record are spoiled: {error}") from None
+        raise _spoiled(error) from None
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -197,7 +207,75 @@ def _record(body: _Body) -> CommitRecord:
         names=dict(zip(nodes.at(body.named), body.names, strict=True)),
         regions=tuple(tuple(nodes.order[place] for place in region) for region in body.regions),
         lacking={c: tuple(nodes.order[place] for place in who) for who, chunks in body.lacking for c in chunks},
+        spent=_by_node({_long(k): _parts(nodes.each(some, float), part) for k, some, part in body.spent}),
+        failures=body.failures,
+        exchange=nodes.each(body.exchange, float) if body.exchange is not None else {},
     )
+
+
+class RecordView:
+    """A record's bytes, of which only what is asked for is unpacked: for looks at a little of many rounds."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises `BadRecord`."""
+        try:
+            self._body = _decode(_unpacked(data))
+        except (Malformed, IndexError, *DECODE_ERRORS) as error:
+            raise _spoiled(error) from None
+
+    @property
+    def round(self) -> int:
+        return self._body.scalars.round
+
+    @property
+    def void(self) -> bool:
+        return self._body.scalars.void
+
+    @property
+    def committed_at(self) -> float:
+        """Seconds since 1970."""
+        return self._body.scalars.committed_at
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return self._body.scalars.decisions
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the round's phases. Raises `BadRecord`."""
+        try:
+            found: dict[str, float] = _floats(self._body.floats)["seconds"]
+        except (IndexError, StopIteration, ValueError) as error:
+            raise _spoiled(error) from None
+        return found
+
+    def of_nodes(self, field: str) -> dict[NodeId, float]:
+        """The numbers of one of the fields in `COUNTS`, `MEASURES` or `FIGURES`, by node. Raises `BadRecord`, and
+        KeyError for another field."""
+        body = self._body
+        try:
+            for fields, found in ((COUNTS, body.counts), (MEASURES, body.measures), (FIGURES, body.figures)):
+                if field in fields:
+                    return self._nodes.each(found[fields.index(field)], float)
+        except (IndexError, ValueError) as error:
+            raise _spoiled(error) from None
+        raise KeyError(field)
+
+    @property
+    def names(self) -> dict[NodeId, str]:
+        """The nodes' names. Raises `BadRecord`."""
+        try:
+            return dict(zip(self._nodes.at(self._body.named), self._body.names, strict=True))
+        except (IndexError, ValueError) as error:
+            raise _spoiled(error) from None
+
+    @cached_property
+    def _nodes(self) -> "_Nodes":
+        return _Nodes.unpacked(self._body.nodes, self._body.count)
+
+
+def _spoiled(error: Exception) -> BadRecord:
+    return BadRecord(f"the bytes of a commit record are spoiled: {error}")
 
 
 class _Nodes:
@@ -213,6 +291,7 @@ class _Nodes:
     def of(cls, record: CommitRecord) -> "_Nodes":
         """Those of a record. Raises ValueError for an id that the coordinator has not given."""
         found = {*record.members, *record.rates, *record.figures, *record.samples, *record.digests, *record.names}
+        found |= record.spent.keys() | record.exchange.keys()
         for name in (*COUNTS, *MEASURES):
             found |= getattr(record, name).keys()
         for group in (*record.regions, *record.lacking.values()):
@@ -265,7 +344,7 @@ def _packed_floats(record: CommitRecord) -> _Floats:
     singles = (getattr(record, name) for name in FLOATS)
     values = [nan if value is None else value for value in singles]
     values += [value for of in dicts for value in of.values()]
-    return _Floats([[KEYS.index(key) if key in KEYS else key for key in of] for of in dicts], pack(values))
+    return _Floats([[_short(key) for key in of] for of in dicts], pack(values))
 
 
 def _floats(packed: _Floats) -> dict[str, Any]:
@@ -274,7 +353,48 @@ def _floats(packed: _Floats) -> dict[str, Any]:
     if isnan(found["val_loss"]):
         found["val_loss"] = None
     for name, keys in zip(FLOAT_DICTS, packed.keys, strict=True):
-        found[name] = {KEYS[key] if isinstance(key, int) else key: next(numbers) for key in keys}
+        found[name] = {_long(key): next(numbers) for key in keys}
+    return found
+
+
+def _short(key: str) -> int | str:
+    return KEYS.index(key) if key in KEYS else key
+
+
+def _long(key: int | str) -> str:
+    """The key that `_short` made this of. Raises IndexError."""
+    return KEYS[key] if isinstance(key, int) else key
+
+
+def _seconds(nodes: _Nodes, of: Mapping[NodeId, float]) -> tuple[_Some, int]:
+    """Seconds of each of some nodes: as tenths or thousandths where they are, which take fewer bytes."""
+    for part in SECOND_PARTS:
+        counts = {node: round(seconds * part) for node, seconds in of.items()}
+        if all(counts[node] / part == seconds for node, seconds in of.items()):
+            return nodes.some(counts), part
+    return nodes.some(of), 1
+
+
+def _parts(counts: Mapping[NodeId, float], part: int) -> dict[NodeId, float]:
+    """The seconds that `_seconds` made these of. Raises `BadRecord`."""
+    if part < 1:
+        raise BadRecord(f"it counts in {part} parts of a second")
+    return {node: count / part for node, count in counts.items()}
+
+
+def _by_bucket(spent: Mapping[NodeId, Mapping[str, float]]) -> dict[str, dict[NodeId, float]]:
+    found: dict[str, dict[NodeId, float]] = {}
+    for node, of in spent.items():
+        for bucket, seconds in of.items():
+            found.setdefault(bucket, {})[node] = seconds
+    return found
+
+
+def _by_node(spent: Mapping[str, Mapping[NodeId, float]]) -> dict[NodeId, dict[str, float]]:
+    found: dict[NodeId, dict[str, float]] = {}
+    for bucket, of in spent.items():
+        for node, seconds in of.items():
+            found.setdefault(node, {})[bucket] = seconds
     return found
 
 

@@ -88,16 +88,28 @@ class SeriesTable:
 
     def column(self, name: str) -> F64:
         """One series, of all rounds."""
-        return self._rows[: self._count, SERIES.index(name)]
+        return self.columns(name)[0]
+
+    def columns(self, *names: str) -> list[F64]:
+        """Several series, of all rounds that were there at one moment."""
+        count = self._count
+        return [self._rows[:count, SERIES.index(name)] for name in names]
 
 
 def downsampled(x: F64, y: F64, points: int) -> tuple[F64, F64]:
-    """About `points` points of the curve y over x (ascending), what is no number left out: of each of points / 4
-    stretches of x of equal width the first, least, largest and last, in order. All, where there are no more."""
-    known = np.isfinite(y) & np.isfinite(x)
+    """About `points` points of the curve y over x (ascending), what is no number left out: see `kept_points`."""
+    kept = kept_points(x, y, points)
+    return x[kept], y[kept]
+
+
+def kept_points(x: F64, y: F64, points: int) -> NDArray[np.int64]:
+    """The places of about `points` points that make a picture of the curve y over x (ascending), what is no number
+    left out: of each of points / 4 stretches of x of equal width the first, least, largest and last, in order.
+    All, where there are no more."""
+    known = np.flatnonzero(np.isfinite(y) & np.isfinite(x))
     x, y = x[known], y[known]
     if len(x) <= points:
-        return x, y
+        return known
     stretches = max(points // 4, 1)
     width = (x[-1] - x[0]) / stretches
     at = (
@@ -107,5 +119,5 @@ def downsampled(x: F64, y: F64, points: int) -> tuple[F64, F64]:
     ends = np.append(starts[1:], len(x)) - 1
     of_stretch = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(x))))
     by_value = np.lexsort((y, of_stretch))
-    kept = np.unique(np.concatenate([starts, by_value[starts], by_value[ends], ends]))
-    return x[kept], y[kept]
+    kept: NDArray[np.int64] = known[np.unique(np.concatenate([starts, by_value[starts], by_value[ends], ends]))]
+    return kept

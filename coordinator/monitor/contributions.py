@@ -1,50 +1,70 @@
 """Who contributed how much to a run: for scripts (`contributions`), and as tables for a terminal."""
 
 from collections import Counter
+from collections.abc import Mapping
 from heapq import nlargest
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.markup import escape
 from rich.table import Table
 
+from atoll.comm.ids import NodeId
 from atoll.comm.terminal import plural, visible
 from atoll.coordinator.monitor.terminal import short
+from atoll.coordinator.state_machine.credit import NodeAccount, OwnerAccount
 from atoll.coordinator.state_machine.state import State
 
 NAME_WIDTH = 24  # characters of a name in a table
+DEFAULT_ACCOUNTS, MAX_ACCOUNTS = 200, 1000  # of owners, and of nodes: where nothing is said, and at most
+A = TypeVar("A", NodeAccount, OwnerAccount)
 
 
-def contributions(state: State, run: str, limit: int | None = None) -> dict[str, Any]:
-    """The accounts of owners and nodes, those with the most tokens first, as `GET /api/contributions` shows them;
-    `limit`: so many of each at most. The nodes' tokens and `uncredited`, which were committed before the run kept
-    accounts, come to the run's exactly."""
+def contributions(state: State, run: str, limit: int = DEFAULT_ACCOUNTS, offset: int = 0) -> dict[str, Any]:
+    """The accounts of owners and nodes, those with the most tokens first, as `GET /api/contributions` shows them:
+    `limit` of each at most, behind the first `offset` of each. All nodes' tokens and `uncredited`, which were
+    committed before the run kept accounts, come to the run's exactly."""
     book = state.credit
     belong = Counter(account.owner for account in book.nodes.values())
-    owners, nodes = list(book.owners.items()), list(book.nodes.items())
     return {
         "run_id": run,
         "committed": state.committed,
         "tokens": state.tokens,
         "uncredited": state.tokens - book.tokens,
-        "owners_total": len(owners),
-        "nodes_total": len(nodes),
+        "owners_total": len(book.owners),
+        "nodes_total": len(book.nodes),
         "owners": [
             {"owner": name, "tokens": a.tokens, "rounds": a.rounds, "nodes": belong[name]}
-            for name, a in nlargest(limit or len(owners), owners, key=lambda entry: entry[1].tokens)
+            for name, a in _page(book.owners, limit, offset)
         ],
-        "nodes": [
-            {
-                "node_id": a.node,
-                "key": who if who != a.node else "",
-                "name": a.name,
-                "former_names": a.former_names,
-                "owner": a.owner,
-                "tokens": a.tokens,
-                "rounds": a.rounds,
-            }
-            for who, a in nlargest(limit or len(nodes), nodes, key=lambda entry: entry[1].tokens)
-        ],
+        "nodes": [_node(who, a) for who, a in _page(book.nodes, limit, offset)],
     }
+
+
+def account(state: State, node: NodeId) -> dict[str, Any] | None:
+    """A node's account, as `contributions` has it; None: there is none."""
+    return next((_node(who, a) for who, a in state.credit.nodes.items() if a.node == node), None)
+
+
+def _node(who: str, a: NodeAccount) -> dict[str, Any]:
+    return {
+        "node_id": a.node,
+        "key": who if who != a.node else "",
+        "name": a.name,
+        "former_names": a.former_names,
+        "owner": a.owner,
+        "tokens": a.tokens,
+        "rounds": a.rounds,
+    }
+
+
+def _page(accounts: Mapping[str, A], limit: int, offset: int) -> list[tuple[str, A]]:
+    """Accounts with their names; of those with equal tokens the older comes first, so that no two pages have
+    one."""
+
+    def rank(entry: tuple[str, A]) -> tuple[int, int]:
+        return entry[1].tokens, -entry[1].number
+
+    return nlargest(offset + min(limit, MAX_ACCOUNTS), accounts.items(), key=rank)[offset:]
 
 
 def contribution_summary(said: dict[str, Any]) -> str:

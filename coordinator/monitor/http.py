@@ -1,139 +1,119 @@
 """The read-only face of the run: a page for people, JSON for scripts, Prometheus for operators."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from atoll.coordinator.monitor.contributions import contributions
+from atoll.comm.ids import NodeId
+from atoll.coordinator.monitor.alerts import AlertRules
+from atoll.coordinator.monitor.contributions import account, contributions
+from atoll.coordinator.monitor.figures import last_val_loss, listed
+from atoll.coordinator.monitor.recorded import NodeFacts, RecordedRun
+from atoll.coordinator.monitor.run_metrics import RunCollector
+from atoll.coordinator.monitor.web import web
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
+from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
-PAGE_FILE = Path(__file__).with_name("page.html")
-SNAPSHOT_TTL = 0.2  # seconds that an answer of /api/run is good for
-MAX_GONE = 50  # members that are gone and listed
-GONE_MEMORY = 86_400.0  # seconds that a member that is gone is listed
-DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
-MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
-TRAINER_FIGURES = {  # of the vitals: metrics of each member where they are known
-    "mfu": "model FLOPs utilisation",
-    "data_wait": "share of the inner steps' time spent waiting for data",
-    "gradient_norm": "norm of the last gradient",
-    "learning_rate": "inner learning rate",
-    "device_bytes": "memory at peak on the devices",
-    "trainer_rss_bytes": "resident memory of the trainer's processes",
-}
-RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
 
-
-def app(loop: EventLoop, records: RunRecords, run: str) -> Starlette:
-    """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run."""
-    loop.metrics.registry.register(_Run(loop))
-    answer, made_at = b"", -SNAPSHOT_TTL  # of /api/run: with a thousand members it is made once for all who ask
-
-    reading = asyncio.Semaphore()  # one answer is put together at a time, in one thread: writes need some, too
-
-    async def page(_: Request) -> Response:
-        return HTMLResponse(PAGE_FILE.read_text())
+def app(loop: EventLoop, records: RunRecords, run: str, rules: AlertRules | None = None) -> Starlette:
+    """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run.
+    `rules`: those of the run's alerts, if any are looked at."""
+    collector = RunCollector(loop, run, rules or AlertRules())
+    writing = asyncio.Semaphore()  # one page of metrics is written at a time, in one thread
 
     async def healthz(_: Request) -> Response:
         wrong = loop.trouble or (STOPPING if loop.draining else "")
         return PlainTextResponse(f"{wrong or 'ok'}\n", status_code=503 if wrong else 200)
 
-    async def api_run(_: Request) -> Response:
-        nonlocal answer, made_at
-        if loop.clock() - made_at > SNAPSHOT_TTL:
-            answer, made_at = msgspec.json.encode(snapshot(loop, run)), loop.clock()
-        return Response(answer, media_type="application/json")
-
-    async def api_rounds(request: Request) -> Response:
-        try:
-            since, limit, wanted = _asked(request.query_params)
-        except ValueError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        async with reading:
-            body = await asyncio.to_thread(_records, records, since, limit, wanted)
-        return Response(body, media_type="application/json")
-
-    async def api_contributions(request: Request) -> Response:
-        try:
-            limit = _number(request.query_params, "limit", 0)
-        except ValueError as error:
-            return PlainTextResponse(f"{error}\n", status_code=400)
-        async with reading:
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(contributions(loop.state, run, limit)))
-        return Response(body, media_type="application/json")
-
     async def metrics_(_: Request) -> Response:
-        return Response(generate_latest(loop.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        # Read here, where nothing changes meanwhile; written in a thread, for with a thousand members it is long.
+        families = [*loop.metrics.registry.collect(), *collector.collect()]
+        async with writing:
+            body = await asyncio.to_thread(_exposition, families)
+        return Response(body, media_type=CONTENT_TYPE_LATEST)
 
-    routes = {
-        "/": page,
-        "/healthz": healthz,
-        "/api/run": api_run,
-        "/api/rounds": api_rounds,
-        "/api/contributions": api_contributions,
-        "/metrics": metrics_,
-    }
-    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+    return web(LiveRun(loop, records, run), [Route("/healthz", healthz), Route("/metrics", metrics_)])
 
 
-def _asked(query: QueryParams) -> tuple[int, int, tuple[str, ...]]:
-    """`since`, `limit` and the fields of what is answered. Raises `ValueError` with a sentence."""
-    since, limit = _number(query, "since", 0), _number(query, "limit", DEFAULT_RECORDS)
-    if not limit:
-        raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_RECORDS}")
-    asked = query.get("fields", "")
-    wanted = dict.fromkeys(asked.split(",")) if asked else RECORD_FIELDS
-    if odd := sorted(wanted.keys() - RECORD_FIELDS.keys()):
-        raise ValueError(f"a record has no {odd[0][:40]!r}")
-    return since, min(limit, MAX_RECORDS), tuple(wanted)
+class _Collected(Collector):
+    """Metrics that were read already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
 
 
-def _number(query: QueryParams, name: str, default: int) -> int:
-    """The number of this name. Raises `ValueError` with a sentence."""
-    given = query.get(name, str(default))
-    if not given.isdecimal() or len(given) > 18:
-        raise ValueError(f"{name}={given[:40]!r} is not a number")
-    return int(given)
+def _exposition(families: Sequence[Metric]) -> bytes:
+    """Metrics as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(_Collected(families))
+    return generate_latest(registry)
 
 
-def _records(records: RunRecords, since: int, limit: int, wanted: tuple[str, ...]) -> bytes:
-    """These fields of the commit records after `since`, as a JSON list: of the first `limit`, or of as many as
-    `MAX_ANSWER_BYTES` allow."""
-    answer, length = list[bytes](), 0
-    with closing(records.iter_rounds(since, limit)) as found:
-        for record in found:
-            answer.append(msgspec.json.encode({name: getattr(record, name) for name in wanted}))
-            length += len(answer[-1])
-            if length >= MAX_ANSWER_BYTES:
-                break
-    return b"[" + b",".join(answer) + b"]"
+class LiveRun:
+    """The run of this process, as `RunAnswers` asks for it."""
+
+    live = True
+
+    def __init__(self, loop: EventLoop, records: RunRecords, run: str) -> None:
+        self._loop, self.records, self._run = loop, records, run
+
+    def facts(self) -> RecordedRun:
+        state = self._loop.state
+        known = (*state.members.departed.values(), *state.members.here.values())
+        nodes = {m.node: NodeFacts(m.role or "trainer", m.owner, m.version) for m in known}
+        return RecordedRun(self._run, state.config.rounds.total, nodes)
+
+    def snapshot(self) -> dict[str, Any]:
+        return snapshot(self._loop, self._run)
+
+    def pending(self) -> CommitRecord | None:
+        return self._loop.state.pending
+
+    def at_work(self) -> dict[str, float]:
+        return {node: vitals.tokens_per_s for node, vitals in self._loop.telemetry.at_work.items()}
+
+    def now(self) -> float:
+        return self._loop.clock()
+
+    def round_trips(self) -> dict[NodeId, dict[NodeId, float]]:
+        return {node: member.rtts for node, member in self._loop.state.members.here.items() if member.rtts}
+
+    def contributions(self, limit: int, offset: int) -> dict[str, Any]:
+        return contributions(self._loop.state, self._run, limit, offset)
+
+    def account(self, node: NodeId) -> dict[str, Any] | None:
+        return account(self._loop.state, node)
+
+    def over(self) -> bool:
+        return self._loop.stopped
 
 
 def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
     """The run now, as `GET /api/run` shows it."""
     state, now = loop.state, loop.clock()
     meter = loop.telemetry.meter
+    seconds = meter.seconds(now)
+    credited = {a.node: a.tokens for a in state.credit.nodes.values()}  # tokens
+    whole = sum(seconds.values())
     return {
         "run_id": run,
+        "at": now,  # seconds since 1970, by the coordinator's clock
         "incarnation": state.incarnation,
         "epoch": state.epoch,
         "round": state.committed if state.round.phase is Phase.FINISHED else state.round.number,
@@ -144,24 +124,20 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
         "tokens": state.tokens,
         "val_loss_first": state.initial_val_loss,
         "val_loss": last_val_loss(loop),
-        "goodput": meter.shares(now),
-        "goodput_seconds": meter.seconds(now),
+        "goodput": {bucket: spent / whole if whole else 0.0 for bucket, spent in seconds.items()},
+        "goodput_seconds": seconds,
+        "fleet_goodput": fleet_goodput(seconds),
+        "compute_utilisation": compute_utilisation(seconds),
         "awaited": awaited_names(state),
         "draining": loop.draining,
         "members": [
-            _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now) for m in _listed(state, now)
+            _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now, credited.get(m.node, 0))
+            | {"seconds": {k: round(s, 1) for k, s in meter.of_node(m.node, now).items()}}
+            for m in listed(state, now)
         ],
         "members_gone": len(state.members.departed),
         "events": [{"at": at, "node": note.node, "sentence": note.sentence} for at, note in loop.notes],
     }
-
-
-def last_val_loss(loop: EventLoop) -> float | None:
-    """The latest validation loss, nats a token; None: none was measured yet."""
-    pending = loop.state.pending
-    if pending is not None and pending.val_loss is not None:
-        return pending.val_loss
-    return loop.last_val_loss if loop.last_val_loss is not None else loop.state.initial_val_loss
 
 
 def awaited_names(state: State) -> list[str]:
@@ -181,13 +157,7 @@ def awaited_names(state: State) -> list[str]:
     return [state.name(n) for n in late]
 
 
-def _listed(state: State, now: float) -> list[Member]:
-    """The members, and of those that are gone the latest of the last day."""
-    gone = [m for m in list(state.members.departed.values())[-MAX_GONE:] if now - m.heard_at < GONE_MEMORY]
-    return [*state.members.here.values(), *gone]
-
-
-def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[str, Any]:
+def _member(member: Member, vitals: Vitals, state: State, now: float, tokens: int) -> dict[str, Any]:
     r, node = state.round, member.node
     return {
         "node_id": node,
@@ -217,6 +187,13 @@ def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[st
         "trouble": vitals.trouble,
         "pause": vitals.pause,
         "reason": _story(member, vitals),
+        "owner": member.owner,
+        "version": member.version,
+        "leaf": member.leaf,
+        "heard_at": member.heard_at,
+        "rate_up": member.rates[0] or None,
+        "rate_down": member.rates[1] or None,
+        "contributed": tokens,
     }
 
 
@@ -227,55 +204,3 @@ def _story(member: Member, vitals: Vitals) -> str:
     now = ": ".join(filter(None, (member.shown_reason, vitals.progress)))
     paused = vitals.pause and f"paused: {vitals.pause}"
     return "; ".join(filter(None, (paused, now, vitals.trouble)))
-
-
-class _Run(Collector):
-    """The run's own figures, read when they are scraped."""
-
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
-
-    def collect(self) -> Iterator[Metric]:
-        state, now = self._loop.state, self._loop.clock()
-        loss = last_val_loss(self._loop)
-        yield CounterMetricFamily("atoll_committed_rounds", "committed rounds", value=state.committed)
-        yield CounterMetricFamily("atoll_tokens", "committed tokens", value=state.tokens)
-        yield CounterMetricFamily("atoll_epochs", "membership generations", value=state.epoch)
-        yield CounterMetricFamily("atoll_incarnations", "lives of the coordinator", value=state.incarnation)
-        yield GaugeMetricFamily("atoll_round", "round being trained", value=state.round.number)
-        if loss is not None:
-            yield GaugeMetricFamily("atoll_val_loss", "validation loss of the anchor", value=loss)
-        phases = GaugeMetricFamily("atoll_phase", "1 for the phase of the round", labels=["phase"])
-        for phase in Phase:
-            phases.add_metric([phase], int(state.round.phase is phase))
-        yield phases
-        # Open inner time counts as inner until it is lost, so the buckets can shrink.
-        goodput = GaugeMetricFamily("atoll_node_seconds", "node-seconds in each bucket", labels=["bucket"])
-        for bucket, seconds in self._loop.telemetry.meter.seconds(now).items():
-            goodput.add_metric([bucket], seconds)
-        yield goodput
-        listed = _listed(state, now)
-        states = GaugeMetricFamily("atoll_members", "members in each state", labels=["state"])
-        for standing, count in Counter(m.shown_state for m in listed).items():
-            states.add_metric([standing], count)
-        yield states
-        labels = ["node", "name"]
-        pace = GaugeMetricFamily("atoll_member_tokens_per_s", "tokens a second of a member", labels=labels)
-        up = CounterMetricFamily("atoll_member_bytes_up", "bytes that a member sent", labels=labels)
-        down = CounterMetricFamily("atoll_member_bytes_down", "bytes that a member received", labels=labels)
-        silent = GaugeMetricFamily("atoll_member_last_heard_s", "seconds since a heartbeat", labels=labels)
-        figures = {
-            name: GaugeMetricFamily(f"atoll_member_{name}", f"{what} of a member", labels=labels)
-            for name, what in TRAINER_FIGURES.items()
-        }
-        for m in listed:
-            vitals = self._loop.telemetry.vitals.get(m.node, Vitals())
-            who = [m.node, m.name]
-            pace.add_metric(who, vitals.tokens_per_s)
-            up.add_metric(who, vitals.bytes_up)
-            down.add_metric(who, vitals.bytes_down)
-            silent.add_metric(who, now - m.heard_at)
-            for name, family in figures.items():
-                if (value := getattr(vitals, name)) or name == "data_wait":  # 0: it is not known
-                    family.add_metric(who, value)
-        yield from (pace, up, down, silent, *figures.values())

@@ -1,14 +1,20 @@
-"""Text for a terminal about a run: its state in a few lines (`summary`), its members in a table (`members_table`),
-and below a narrow table what it has no room for (`reasons`)."""
+"""Text for a terminal about a run, living or past (`show`): its state in a few lines (`summary`), its members in a
+table (`members_table`), and below a narrow table what it has no room for (`reasons`)."""
 
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from atoll.comm.durations import in_words
+from atoll.comm.terminal import say, visible
+
+MEMBERS_SHOWN = 50
 WIDE_COLUMNS = 110  # from which on the table has the reasons, too
 COLORS = {  # in the order in which a long list needs to be looked at
     "suspect": "magenta",
@@ -19,6 +25,19 @@ COLORS = {  # in the order in which a long list needs to be looked at
     "active": "green",
     "left": "dim",
 }
+
+
+def show(run: dict[str, Any], every_member: bool = False) -> None:
+    """Print the run; `run` is what GET /api/run answers. Of many members the first in need of a look."""
+    for line in summary(run).splitlines():
+        say(line)
+    members = by_urgency(run["members"])
+    shown = members if every_member else [m for m in members if m["state"] != "left"][:MEMBERS_SHOWN]
+    Console().print(members_table(run | {"members": shown}))
+    for line in reasons(run | {"members": shown}):
+        say(line)
+    if len(shown) < len(members):
+        say(f"and {len(members) - len(shown)} more: --all shows them")
 
 
 def summary(run: dict[str, Any]) -> str:
@@ -34,9 +53,25 @@ def summary(run: dict[str, Any]) -> str:
     if late := run["awaited"]:
         more = f" and {len(late) - 5} more" if len(late) > 5 else ""
         lines.append(f"the round waits for {', '.join(late[:5])}{more}")
+    lines += _story(run)
     if run["draining"]:
         lines.append("the coordinator is stopping for a while")
     return "\n".join(lines)
+
+
+def _story(run: dict[str, Any]) -> Iterator[str]:
+    """How fast it goes, when it will be finished, and what the last round was like, where that is said."""
+    pace = run.get("pace") or {}
+    said = [f"a round takes {in_words(pace['round_s'])}"] if pace.get("round_s") else []
+    said += [f"{pace['tokens_per_s']:,.0f} tokens/s"] if pace.get("tokens_per_s") else []
+    if run.get("ends_at") and pace.get("seconds_left"):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["ends_at"]))
+        said.append(f"finished in {in_words(pace['seconds_left'])}, {when}")
+    if said:
+        yield ", ".join(said)
+    if last := run.get("last_round"):
+        yield f"round {last['round']} took {in_words(last['seconds'])}: {last['why']}"
+    yield from (f"{m['name']} ({m['node_id']}) {m['slow']}" for m in run["members"] if m.get("slow"))
 
 
 def by_urgency(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -58,14 +93,18 @@ def members_table(run: dict[str, Any]) -> Table:
     for m in run["members"]:
         here = m["state"] not in ("left", "evicted")
         table.add_row(
-            escape(f"{short(m['name'], 20)} ({m['node_id']})"),
+            escape(visible(f"{short(m['name'], 20)} ({m['node_id']})")),
             f"[{COLORS[m['state']]}]{m['state']}[/]",
             escape(doing(m)) if here else "",
             str(m["inner_step"]) if here else "",
             f"{m['tokens_per_s']:,.0f}" if here else "",
             *((utilisation(m) if here else "",) if wide else ()),
             f"{m['loss']:.3f}" if here and m["loss"] else "",
-            *((size(m["bytes_up"]), size(m["bytes_down"]), escape(short(m["reason"], 60))) if wide else ()),
+            *(
+                (size(m["bytes_up"]), size(m["bytes_down"]), escape(visible(short(m["reason"], 60))))
+                if wide
+                else ()
+            ),
         )
     return table
 

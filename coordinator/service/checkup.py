@@ -4,10 +4,11 @@ dialled, and how fast bytes travel between the two.
 Only who shows a token or a session is answered, and nothing of it changes the run. What it could be used for
 otherwise is bounded here:
 
-    dialling others         only the address that the call comes from; a caller in a private network may name
-                            another one there, where the run lets such addresses in. The answer is one of three
+    dialling others         only the address that the call comes from, and none for a call that a relay passed on;
+                            a caller in a private network may name another one there, where the run lets such
+                            addresses in. The answer is one of three
                             words, and comes within DIAL_SECONDS. DIALS for each address and each node, ALL_DIALS
-                            for everybody together, MAX_DIALS at a time
+                            for everybody together, MAX_DIALS at a time; who finds no place in time is told so
     the coordinator's link  one measurement at a time, of RATE_BYTES and RATE_SECONDS at most. MEASURED for each
                             address and each node, ALL_MEASURED for everybody together
 """
@@ -25,16 +26,18 @@ import grpc
 
 from atoll.comm.addresses import OwnNetwork, SocketAddress, is_own_network, resolve, same_host
 from atoll.comm.config.run import to_json
-from atoll.comm.errors import ConfigError
+from atoll.comm.errors import ConfigError, RefusedForNow
+from atoll.comm.gateway_note import is_relayed
 from atoll.comm.ids import Pin
 from atoll.comm.invite import split_host_port
 from atoll.comm.proto import checkup_pb2 as cp
 from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.transport.certificates import NAME, pin_of
-from atoll.coordinator.door.front_door import FrontDoor
+from atoll.coordinator.door.front_door import FrontDoor, Origin
 from atoll.coordinator.service import validation
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
-from atoll.coordinator.state_machine.conduct import refusal
+from atoll.coordinator.service.refusals import barred
+from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.state_machine.members import Member
 
 SERVICE = "atoll.v1.Checkup"
@@ -43,10 +46,12 @@ ALL_LOOKS = RateLimit(50, 500)  # of everybody together
 DIALS = RateLimit(1 / 30, 10)  # of one address, and of one node
 ALL_DIALS = RateLimit(1, 60)  # of everybody together
 MAX_DIALS = 4  # at a time
-DIAL_SECONDS = 5.0  # for an answer, with the wait for a place
+PLACE_SECONDS = 4.0  # that a caller waits for one of these
+DIAL_SECONDS = 5.0  # for an answer
 CLOSE_SECONDS = 1.0  # for the good-bye of who was dialled
 RATE_BYTES = 8 << 20  # bytes of one measurement at most
 RATE_SECONDS = 2.0  # of one measurement at most
+LATE_SECONDS = 30.0  # after one, for what is left of its bytes to arrive
 MEASURED = RateLimit((64 << 20) / 3600, 64 << 20)  # bytes of one address, and of one node
 ALL_MEASURED = RateLimit((1 << 30) / 3600, 1 << 30)  # bytes of everybody together
 TURN_SECONDS = 10.0  # that a measurement waits for those before it
@@ -103,18 +108,20 @@ class CheckupService:
         callers: Callers,
         event_loop: EventLoop,
         door: FrontDoor,
+        gateways: RunGateways,
         private_addresses: bool,
         tls: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`: seconds, by which limits count."""
         self._callers, self._event_loop, self._door, self._clock = callers, event_loop, door, clock
-        self._private, self._tls = private_addresses, tls
+        self._gateways, self._private, self._tls = gateways, private_addresses, tls
         self._looks = Quota("looks", LOOKS, ALL_LOOKS)
         self._dials = Quota("calls back", DIALS, ALL_DIALS)
         self._measured = Quota("bytes of measurements", MEASURED, ALL_MEASURED)
         self._dialling, self._measuring = asyncio.Semaphore(MAX_DIALS), asyncio.Semaphore(1)
         self._turns = 0  # measurements that wait, or are under way
+        self._late: dict[str, asyncio.TimerHandle] = {}  # connections whose bytes count again in a moment
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The service for the server of the control plane."""
@@ -139,18 +146,21 @@ class CheckupService:
             await self._callers.refuse(context, Code.UNAVAILABLE, STOPPING)
         await self._limit(self._looks, request, node, context)
         state = self._event_loop.state
+        no = barred(state, node.node, node.key) if node is not None else None
         return cp.LookReply(
             config=to_json(state.config),
             time=time.time(),
             members=len(state.members.generation),
             host=self._host(context),
-            penalty=refusal(state, node.node, node.key) if node is not None else "",
+            penalty=str(no or ""),
+            penalty_passes=isinstance(no, RefusedForNow),
             private=self._private,
+            gateways=self._gateways.told,
         )
 
     async def DialBack(self, request: cp.DialBackRequest, context: Context) -> cp.DialBackReply:
         """Dial the caller's data plane, as far as its certificate. Aborts with `INVALID_ARGUMENT` for an address
-        that is not the caller's."""
+        that is not the caller's, `RESOURCE_EXHAUSTED` where it was not tried, for others are being dialled."""
         node = await self._callers.caller(request.caller, context)
         try:
             pin = validation.pin(request.pin, self._tls)
@@ -160,13 +170,22 @@ class CheckupService:
         await self._limit(self._dials, request.caller, node, context)
         reply = cp.DialBackReply(outcome=cp.TIMED_OUT, address=address)
         try:
-            async with asyncio.timeout(DIAL_SECONDS), self._dialling:
+            async with asyncio.timeout(PLACE_SECONDS):
+                await self._dialling.acquire()
+        except TimeoutError:
+            await self._callers.refuse(
+                context, Code.RESOURCE_EXHAUSTED, "others are being dialled: it was not tried"
+            )
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
                 place = await own_place(address, self._host(context), self._private)
                 reply.outcome = cp.REACHED if await _answers(*place, pin) else cp.REFUSED
         except TimeoutError:
             pass
         except ValueError as error:
             await self._callers.refuse(context, Code.INVALID_ARGUMENT, str(error))
+        finally:
+            self._dialling.release()
         return reply
 
     async def Receive(self, request: cp.ReceiveRequest, context: Context) -> None:
@@ -198,12 +217,19 @@ class CheckupService:
         node = await self._callers.caller(first.caller, context)
         origin = self._door.origin(context.peer())
         async with self._turn(first.caller, node, context):
+            if (earlier := self._late.pop(origin.number, None)) is not None:
+                earlier.cancel()
             self._door.allow(origin, RATE_BYTES + FRAMING)
             try:
                 await context.send_initial_metadata(())
                 return await self._count(requests)
-            finally:
-                self._door.allow(origin, 0)
+            finally:  # what a slow link has taken in already is still to come
+                later = asyncio.get_running_loop().call_later
+                self._late[origin.number] = later(LATE_SECONDS, self._take_back, origin)
+
+    def _take_back(self, origin: Origin) -> None:
+        self._late.pop(origin.number, None)
+        self._door.allow(origin, 0)
 
     async def _count(self, requests: AsyncIterator[cp.SendRequest]) -> cp.SendReply:
         """What comes until there is enough, or no more comes."""
@@ -264,6 +290,8 @@ async def own_place(address: str, caller: str, private: bool) -> tuple[int, Sock
     """The address family and socket address behind `address`, host:port, if it is the host that the call comes
     from; or, where `private` addresses are let in, another one of a private network, for a caller in such a one.
     Raises `ValueError` for any other."""
+    if is_relayed(caller):
+        raise ValueError("you come through a relay, and this machine is not dialled by way of one")
     host, port = split_host_port(address, "the data-plane address")
     try:
         found = await resolve(host, port, private)

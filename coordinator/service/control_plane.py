@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable
 
 import grpc
 
 from atoll.comm.config.run import RunConfig
-from atoll.comm.invite import split_host_port
 from atoll.comm.transport.certificates import NAME, Certificate
 from atoll.coordinator.door.front_door import FrontDoor, listening_socket
 from atoll.coordinator.door.ports import CONTROL
@@ -18,7 +18,8 @@ from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.health import Health, ServiceProbe
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.rpc import SERVICE_NAME, CoordinatorService
+from atoll.coordinator.service.rpc import SERVICE_NAME, CoordinatorService, host_of_address
+from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.state import Phase
@@ -68,23 +69,39 @@ class ControlPlane:
         self.views = ViewStreams(self.event_loop, self.metrics, keys.key)
         self.event_loop.on_change.append(self.views.notify)
         self._certificate, tls = certificate, certificate is not None
+        self.gateways = RunGateways(
+            journal.directory, private_addresses, lambda: self.event_loop.state.members.here, time.monotonic
+        )
         self._service = service = CoordinatorService(
-            *(self.event_loop, self.views, journal, self.metrics, self.door, config.name, keys, tls),
+            *(
+                self.event_loop,
+                self.views,
+                journal,
+                self.metrics,
+                self.door,
+                config.name,
+                keys,
+                self.gateways,
+                tls,
+            ),
             private_addresses,
         )
         self.health = Health(SERVICE_NAME, service.guard)
         self._server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=list(CHANNEL_OPTIONS.items()))
-        checkup = CheckupService(service, self.event_loop, self.door, private_addresses, tls)
+        checkup = CheckupService(service, self.event_loop, self.door, self.gateways, private_addresses, tls)
         handlers = (service.handler(), checkup.handler(), *self.health.handlers())
         self._server.add_generic_rpc_handlers(handlers)
         self.event_loop.on_change.append(self._revoke_departed)
         self._seen_changes = -1  # of the members, when `_revoke_departed` last looked
         self._probed = ""  # where the service listens behind the door
+        self.entrance = ""  # path of the socket at which a gateway of this machine comes in
 
     def listen(self, address: str) -> int:
         """Bind `address`, host:port; return the port. Raises `ResourceError`."""
         sock = listening_socket(address, "--listen")
-        self._probed = f"unix:{self.door.open(sock, CONTROL)}"
+        path = self.door.open(sock, CONTROL)
+        self.entrance = self.door.open_to_gateway(path, CONTROL)
+        self._probed = f"unix:{path}"
         if (own := self._certificate) is not None:
             credentials = grpc.ssl_server_credentials([(own.key, own.body)])
             self._server.add_secure_port(self._probed, credentials)
@@ -99,10 +116,12 @@ class ControlPlane:
         dispatch = asyncio.create_task(self.views.run())
         events = asyncio.create_task(self.event_loop.run())
         members = self.event_loop.state.members
-        self.door.know(tuple({_host(m.address) for m in (*members.departed.values(), *members.here.values())}))
+        self.door.know(
+            tuple({host_of_address(m.address) for m in (*members.departed.values(), *members.here.values())})
+        )
         probe = ServiceProbe(self._channel())
         self.event_loop.refusing = lambda: probe.refused or self.door.silence > MAX_DOOR_SILENCE
-        guards = [asyncio.create_task(part.run()) for part in (self.door, probe)]
+        guards = [asyncio.create_task(part.run()) for part in (self.door, probe, self.gateways)]
         try:
             await asyncio.wait((dispatch, events, *guards), return_when=asyncio.FIRST_COMPLETED)
             for task in guards:
@@ -161,10 +180,6 @@ class ControlPlane:
             self._seen_changes = members.changes
             for node in self.door.nodes - members.here.keys():
                 self.door.revoke(node)
-
-
-def _host(address: str) -> str:
-    return split_host_port(address, "a member's address")[0]
 
 
 def _secret(journal: Journal) -> bytes:

@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -22,8 +22,8 @@ from atoll.comm.config.run import RunConfig, to_json
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.replace import replace
-from atoll.comm.rounding import rounded
 from atoll.coordinator.service.crash_points import crash_points
+from atoll.coordinator.service.failures import sentences
 from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
@@ -49,7 +49,10 @@ MAX_NOTES = 200  # the latest, for the page
 MAX_WRITE_PAUSE = 0.01
 RETRY_INTERVAL = 1.0  # seconds between two tries to write on a disk that is full
 PARDON_INTERVAL = 1.0  # seconds between two looks whether the operator pardons somebody
-TELEMETRY_INTERVAL = 10.0  # seconds between two saves of the telemetry
+TELEMETRY = "observed"  # its key in the journal's meta
+# Seconds between two saves of the telemetry: what heartbeats said since the last one is lost with the process.
+# With many members it is long to write.
+MIN_TELEMETRY_INTERVAL, MAX_TELEMETRY_INTERVAL, TELEMETRY_INTERVAL_PER_NODE = 1.0, 10.0, 0.02
 ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"
 
@@ -83,13 +86,16 @@ class EventLoop:
         durable effect, `healthy` when the journal stops taking writes and when it takes them again."""
         self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
         self.telemetry = _telemetry(journal)
-        self._config_digest = digest(to_json(config)).hex()
-        self._machine = JournaledMachine(config, journal, annotate=self._annotated)
+        self._seen_until = self.telemetry.until  # seconds; what the journal has of later is new to it
+        self.config_digest = digest(to_json(config)).hex()
+        self._machine = JournaledMachine(config, journal, publish=self._published, replayed=self._replayed)
         self.clock = Clock(self._machine.last_at)
+        self.telemetry.reconcile(self.state, self.clock())
         self.notes = deque(journal.notes(MAX_NOTES), MAX_NOTES)
         recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
         past = [record.val_loss for record in recent if record.val_loss is not None]
         self.last_val_loss: float | None = past[-1] if past else None
+        self.last_train_loss = next((r.train_loss for r in reversed(recent) if not r.void), None)
         self.trouble = ""  # why nothing can be written now
         self.draining = False  # the process is about to end
         self.refusing: Callable[[], bool] = lambda: False  # whether calls are not answered now
@@ -102,6 +108,11 @@ class EventLoop:
     @property
     def state(self) -> State:
         return self._machine.state
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `run` is to end."""
+        return self._stop.is_set()
 
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
@@ -122,7 +133,7 @@ class EventLoop:
                     await self._commit(self._group.prepare_tick(now))
                     if now - self._pardons_read_at > PARDON_INTERVAL:
                         await self._take_pardons(now)
-                    if now - self._telemetry_saved_at > TELEMETRY_INTERVAL:
+                    if now - self._telemetry_saved_at > self._telemetry_interval:
                         await self._durably(self._save(self.telemetry.dump()))
             await self._durably(self._save(self.telemetry.dump()))
 
@@ -179,25 +190,34 @@ class EventLoop:
         points = crash_points(self.state, batch.state, commit.events) if faults.FAULTS else []
         _hit(points, "before-write")
         if batch.entries or batch.effects:
-            await self._durably(partial(self._write, batch))
+            # What a snapshot stands for is not replayed: the telemetry has to know it as well.
+            dump = self.telemetry.dump() if self._machine.snapshot_due else ""
+            await self._durably(partial(self._write, batch, dump))
         _hit(points, "written")
-        self._adopt(batch)
+        self._adopt(batch, commit.events)
         for done in commit.waiters:
             if not done.done():
                 done.set_result(None)
         if points:
             asyncio.get_running_loop().call_later(ANSWER_DELAY, _hit, points, "told")
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: Batch, dump: str) -> None:
         """In a thread. The snapshot is of the state before the batch, which is what the journal has."""
+        if dump:
+            self._journal.set_meta(TELEMETRY, dump)
         self._machine.snapshot_if_due()
         with self.metrics.writes.time():
             self._machine.write(batch)
-        self.metrics.events_since_snapshot.set(self._journal.events_since_snapshot)
+        self.metrics.events_since_snapshot.set(self._machine.events_since_snapshot)
+
+    @property
+    def _telemetry_interval(self) -> float:
+        nodes = len(self.telemetry.meter.accounts)
+        return min(MIN_TELEMETRY_INTERVAL + nodes * TELEMETRY_INTERVAL_PER_NODE, MAX_TELEMETRY_INTERVAL)
 
     def _save(self, dump: str) -> Callable[[], None]:
         self._telemetry_saved_at = self.clock()
-        return partial(self._journal.set_meta, "observed", dump)
+        return partial(self._journal.set_meta, TELEMETRY, dump)
 
     async def _durably(self, write: Callable[[], None]) -> None:
         """Do `write` in a thread; while the disk is full, again and again. Raises `CoordinatorStopping`, and what
@@ -225,17 +245,25 @@ class EventLoop:
             log.warning(trouble) if trouble else log.info("the journal takes writes again: the run goes on")
             await self._healthy(not trouble)
 
-    def _annotated(self, record: CommitRecord, now: float) -> CommitRecord:
-        """The record with what was seen of its round beyond what the state machine decides upon."""
-        figures = self.telemetry.figures(record.contributors)
-        goodput = {bucket: rounded(seconds, 16) for bucket, seconds in self.telemetry.meter.seconds(now).items()}
-        return replace(record, config_digest=self._config_digest, figures=figures, goodput=goodput)
+    def _published(self, record: CommitRecord) -> list[Effect]:
+        """The record with what was seen of its round beyond what the state machine decides upon, and what its
+        failures cost, in sentences."""
+        record = replace(self.telemetry.complete(record), config_digest=self.config_digest)
+        names = {failure.node: self.state.name(failure.node) for failure in record.failures}
+        notes = [Note(sentence, node) for node, sentence in sentences(record.failures, names)]
+        return [*notes, Publish(record)]
 
-    def _adopt(self, batch: Batch) -> None:
+    def _replayed(self, before: State, after: State, event: Event, out: list[Effect], at: float) -> None:
+        """What the journal has that was not seen yet when the telemetry was saved."""
+        if at > self._seen_until:
+            records = [effect.record for effect in out if isinstance(effect, Publish)]
+            self.telemetry.record_batch(before, after, [event], records, at)
+
+    def _adopt(self, batch: Batch, events: Sequence[Event]) -> None:
         """The batch has happened: everybody hears of it."""
         before = self.state
         self._machine.adopt(batch)
-        self.telemetry.record_batch(before, batch.state, batch.records, batch.now)
+        self.telemetry.record_batch(before, batch.state, events, batch.records, batch.now)
         for effect in batch.effects:
             match effect:
                 case Note(text, node):
@@ -244,8 +272,10 @@ class EventLoop:
                 case Publish(record):
                     log.info(sentence(record), extra={"fields": {"round": record.round}})
                     self.last_val_loss = self.last_val_loss if record.val_loss is None else record.val_loss
-                case Decision():
-                    pass  # its note says it
+                    self.last_train_loss = self.last_train_loss if record.void else record.train_loss
+                    self.metrics.publish(record)
+                case Decision():  # its note says it
+                    self.metrics.decide(effect)
             self._tell(effect)
         if batch.entries:
             self._changed.set()
@@ -261,7 +291,7 @@ def _hit(points: list[str], when: str) -> None:
 
 def _telemetry(journal: Journal) -> Telemetry:
     try:
-        return Telemetry.load(journal.meta("observed"))
+        return Telemetry.load(journal.meta(TELEMETRY))
     except DECODE_ERRORS as error:
         log.warning(f"goodput is counted anew, what the journal has of it is another version's: {error}")
         return Telemetry()

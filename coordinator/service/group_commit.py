@@ -67,7 +67,7 @@ class GroupCommit(Generic[W]):
     def prepare_start(self, now: float, nonce: bytes) -> Commit[W]:
         """The first commit of a process: the next incarnation begins, before anything that is queued. `nonce`:
         random; what the incarnation draws follows from it."""
-        return self._prepare([(Started(self._machine.state.incarnation + 1, nonce), None)], now)
+        return self._prepare([(Started(self._machine.state.incarnation + 1, nonce), None)], now, first=True)
 
     def prepare_queue(self, now: float) -> Commit[W]:
         """A commit of the events that came first, at most MAX_BATCH_EVENTS of them."""
@@ -80,9 +80,11 @@ class GroupCommit(Generic[W]):
         verdicts = self.ticks.judge(self._machine.state, now)
         return self._prepare([(event, None) for event in (*verdicts, Tick())], now)
 
-    def _prepare(self, arrived: Sequence[tuple[Event, W | None]], now: float) -> Commit[W]:
+    def _prepare(self, arrived: Sequence[tuple[Event, W | None]], now: float, first: bool = False) -> Commit[W]:
         self._enter_heartbeats(now)
+        absence = self.ticks.absence(now)
         events = [event for event, waiter in arrived if waiter is None or not waiter.cancelled()]
+        events = events if first else [*absence, *events]
         waiters = [waiter for _, waiter in arrived if waiter is not None and not waiter.cancelled()]
         return Commit(self._machine.prepare(events, now), events, waiters)
 

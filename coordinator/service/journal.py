@@ -98,7 +98,7 @@ class Journal:
     def __init__(self, directory: Path, lock: bool = True) -> None:
         """Open or create the journal in `directory`; `lock` says that this is the coordinator itself."""
         self._turn = threading.RLock()
-        self._path = path = directory / "journal.sqlite"
+        self.directory, self._path = directory, (path := directory / "journal.sqlite")
         with ExitStack() as opened, _in_sentences(path):
             directory.mkdir(parents=True, exist_ok=True)
             if lock:
@@ -237,6 +237,13 @@ class Journal:
         """The latest `limit` notes with their times, oldest first."""
         query = "select seq, at, body, digest from notes order by seq desc limit ?"
         return self._notes(reversed(self._rows(query, (min(limit, MAX_NOTES),))))
+
+    def iter_notes(self, before: float) -> Generator[tuple[float, Note], None, None]:
+        """The notes of before a time (seconds since 1970), the newest first; read as `iter_rounds` reads."""
+        query = "select seq, at, body, digest from notes where at < ? order by seq desc"
+        with _in_sentences(self._path), closing(_reader(self._path)) as db:
+            for row in db.execute(query, (before,)):
+                yield from self._notes([row])
 
     def notes_between(self, start: float, end: float) -> list[tuple[float, Note]]:
         """The notes of the times from `start` on and before `end`, seconds, oldest first."""

@@ -52,18 +52,22 @@ class JournaledMachine:
         config: RunConfig,
         journal: Journal,
         snapshot_every: int = SNAPSHOT_EVERY,
-        annotate: Callable[[CommitRecord, float], CommitRecord] = lambda record, now: record,
+        publish: Callable[[CommitRecord], list[Effect]] = lambda record: [Publish(record)],
+        replayed: Callable[[State, State, Event, list[Effect], float], None] = lambda *_: None,
     ) -> None:
-        """Rebuild the state from the journal; the caller then submits `Started`. `annotate` completes a record
-        that is about to be kept by what the service saw of its round; the second argument is the time, in
-        seconds."""
-        self._journal, self._every, self._annotate = journal, snapshot_every, annotate
+        """Rebuild the state from the journal; the caller then submits `Started`. `publish` completes a record that
+        is about to be kept by what the service saw of its round, and may add notes. `replayed` is told of each
+        event of the journal, with the state before and after it, its effects, and its time in seconds."""
+        self._journal, self._every, self._publish = journal, snapshot_every, publish
         self._notes = NoteQuota()
         self.state, self.last_at = State(config), 0.0  # seconds; of the last event
+        self.events_since_snapshot = journal.events_since_snapshot
         if (found := journal.restore()) is not None:
             self.state, self.last_at = decode(found.body, config), found.at
         for self.last_at, event in journal.events():
-            self.state, _ = step(self.state, event, self.last_at)
+            before = self.state
+            self.state, out = step(before, event, self.last_at)
+            replayed(before, self.state, event, out, self.last_at)
 
     def prepare(self, events: Sequence[Event], now: float) -> Batch:
         """Step the events at `now` (seconds); nothing has changed yet."""
@@ -72,7 +76,8 @@ class JournaledMachine:
             before = state
             state, out = step(state, event, now)
             out = self._notes.admit(event, state, out, now)
-            effects += [Publish(self._annotate(e.record, now)) if isinstance(e, Publish) else e for e in out]
+            for effect in out:
+                effects += self._publish(effect.record) if isinstance(effect, Publish) else [effect]
             changed = out or (state is not before and state != before)
             if changed and not isinstance(event, Heartbeat):
                 entries.append((now, event))
@@ -82,6 +87,7 @@ class JournaledMachine:
         """Make the batch durable. Raises `JournalFull`; then it may be written again."""
         if batch.entries or batch.effects:
             self._journal.append(batch.entries, batch.records, batch.notes, batch.decisions)
+            self.events_since_snapshot += len(batch.entries)
 
     def adopt(self, batch: Batch) -> None:
         """Take over the state after a batch that is durable: it has happened."""
@@ -91,10 +97,16 @@ class JournaledMachine:
         """Take in heartbeats, which the journal has no part in."""
         self.state, self.last_at = hear(self.state, beats, now), now
 
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether `snapshot_if_due` would make one."""
+        return self.events_since_snapshot >= self._every
+
     def snapshot_if_due(self) -> None:
         """Bound what a restart replays. Raises `JournalFull`; then nothing changed."""
-        if self._journal.events_since_snapshot >= self._every:
+        if self.snapshot_due:
             self._journal.snapshot(self.last_at, encode(self.state))
+            self.events_since_snapshot = 0
 
 
 def encode(state: State) -> bytes:

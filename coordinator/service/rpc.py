@@ -20,7 +20,7 @@ import grpc
 from atoll.comm.addresses import OwnNetwork, resolve
 from atoll.comm.config.outer import MergeName
 from atoll.comm.config.run import MembersConfig, to_json
-from atoll.comm.errors import AtollError, ConfigError, Refused
+from atoll.comm.errors import AtollError, ConfigError, Refused, RefusedForNow
 from atoll.comm.ids import NodeId, Pin, PublicKey
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
@@ -34,11 +34,12 @@ from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.event_loop import STOPPING, CoordinatorStopping, EventLoop
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
+from atoll.coordinator.service.refusals import barred, status_of
 from atoll.coordinator.service.report_limits import REPORT_BYTES, ReportBytes, check_entries
+from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.conduct import refusal
 from atoll.coordinator.state_machine.members import REDUCER, VERIFIER, Member
 from atoll.coordinator.state_machine.run_layout import LayoutRule, RunLayout
 
@@ -68,6 +69,7 @@ class CoordinatorService:
         door: FrontDoor,
         run: str,
         keys: DataKeys,
+        gateways: RunGateways,
         tls: bool = False,
         private_addresses: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -75,7 +77,7 @@ class CoordinatorService:
         """`clock`: seconds, by which limits count."""
         self._event_loop, self._views, self._journal, self._metrics = event_loop, views, journal, metrics
         self._door, self._clock = door, clock
-        self._run, self._keys, self._tls = run, keys, tls
+        self._run, self._keys, self._gateways, self._tls = run, keys, gateways, tls
         self._sessions = SessionDirectory(event_loop.state.members)
         self._private_addresses = private_addresses
         self._layouts = LayoutRule(event_loop.state.config)
@@ -100,8 +102,9 @@ class CoordinatorService:
         """Admit a node that has a valid token, or that was a member before, and tell it its id, its session and
         the run's config. Aborts with `FAILED_PRECONDITION` for another protocol or run, or a reducer of no use to
         it, `INVALID_ARGUMENT` for a bad address, pin, key or role, `PERMISSION_DENIED` for a bad token, a banned
-        node, or a key that is another node's, `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping
-        or when the journal cannot take it."""
+        node, or a session with another key, `ABORTED` for a node that is out for a while and for a connected
+        member's key, `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping or when the journal
+        cannot take it."""
         stranger = self._holder(request.session) is None
         if stranger:
             await self.guard(context)
@@ -154,6 +157,7 @@ class CoordinatorService:
             mark=self._keys.mark,
             heartbeat=heartbeat_interval(config.members, len(state.members.here)),
             address=address,
+            gateways=self._gateways.told,
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
@@ -184,19 +188,22 @@ class CoordinatorService:
         await self._limit(self._heartbeats, member.node, context, "heartbeats")
         beat = validation.heartbeat(member.node, member.life, request)
         self._event_loop.telemetry.record_heartbeat(
-            member.node, beat.phase, validation.vitals(request), self._event_loop.clock()
+            beat, validation.vitals(request), validation.unanswered(request), self._event_loop.clock()
         )
         self._event_loop.heartbeat(beat)
         self._metrics.heartbeats.inc()
+        hosts = self._door.origin(context.peer()).host, host_of_address(member.address)
+        self._gateways.offer(member.node, request.relay, hosts)
         ack = self._ack(request.session)
         ack.now = time.time()  # by which a node knows whether its clock is right
+        ack.gateways.extend(self._gateways.told)
         return ack
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
-        `INVALID_ARGUMENT` for a malformed report, `FAILED_PRECONDITION` if the node has spoken to a later
-        incarnation of the coordinator or has another model than the run, `UNAVAILABLE` when the node should say it
-        again."""
+        `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to a later incarnation of the
+        coordinator and has to join again, `FAILED_PRECONDITION` if it has another model than the run,
+        `UNAVAILABLE` when the node should say it again."""
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
@@ -204,8 +211,8 @@ class CoordinatorService:
         self._prove(member.node, context)
         await self._limit(self._reports, member.node, context, "reports")
         if request.fence.incarnation > self._event_loop.state.incarnation:
-            sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
-            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+            sentence = "this coordinator was put back to an earlier state than you have heard of: join again"
+            await self._deny(context, RefusedForNow(sentence))
         if not self._report_bytes.take(member.node, request, self._clock()):
             await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES)
         try:
@@ -271,20 +278,32 @@ class CoordinatorService:
         try:
             who = self._sessions.admission(request.session, key, self._event_loop.state.members, fresh)
         except Refused as error:
-            await self._abort(context, Code.PERMISSION_DENIED, str(error))
-        if why := refusal(self._event_loop.state, who.node, key):
-            await self._abort(context, Code.PERMISSION_DENIED, why)
+            await self._deny(context, error)
+        if (no := barred(self._event_loop.state, who.node, key)) is not None:
+            await self._deny(context, no)
         name = validation.name(request.name) or who.node
+        version = validation.version(request.version)
         joined = ev.Joined(
-            who.node, who.life, name, address, who.secret, request.leaf, request.role, pin, key, invite, owner
+            who.node,
+            who.life,
+            name,
+            address,
+            who.secret,
+            request.leaf,
+            request.role,
+            pin,
+            key,
+            invite,
+            owner,
+            version,
         )
         token = request.token if who.life == 1 else ""  # an invite is for so many nodes, however often each joins
         async with self._in_time(context):
             self._entering = asyncio.create_task(self._enter(joined, token))
             await asyncio.shield(self._entering)
         if (member := self._event_loop.state.members.here.get(who.node)) is None:  # held against it meanwhile
-            why = refusal(self._event_loop.state, who.node, joined.key) or "the node is out already: join again"
-            await self._abort(context, Code.PERMISSION_DENIED, why)
+            no = barred(self._event_loop.state, who.node, joined.key)
+            await self._deny(context, no or RefusedForNow("the node is out already: join again"))
         return member
 
     async def _enter(self, joined: ev.Joined, token: str) -> None:
@@ -303,7 +322,7 @@ class CoordinatorService:
                 record.check_role(role)
                 return record.owner
         except Refused as error:
-            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+            await self._deny(context, error)
         except JournalFull as error:
             await self._abort(context, Code.UNAVAILABLE, str(error))
         return ""
@@ -314,7 +333,7 @@ class CoordinatorService:
             record = await asyncio.to_thread(self._journal.check_token, token, time.time())
             record.check_role(role)
         except Refused as error:
-            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+            await self._deny(context, error)
         except JournalFull as error:
             await self._abort(context, Code.UNAVAILABLE, str(error))
         return record.number, record.owner
@@ -384,6 +403,9 @@ class CoordinatorService:
         sentence = f"more {what} than {rate.per_second:g} a second and {rate.burst} at once: wait, then try again"
         await self._abort(context, Code.RESOURCE_EXHAUSTED, sentence)
 
+    async def _deny(self, context: Context, no: Refused) -> NoReturn:
+        await self._abort(context, status_of(no), str(no))
+
     async def _abort(self, context: Context, code: Code, sentence: str) -> NoReturn:
         self._metrics.refused.labels(code.name).inc()
         await context.abort(code, sentence)
@@ -406,6 +428,11 @@ async def public_address(address: str) -> str:
     except (OSError, TimeoutError) as error:
         raise ValueError(f"the data-plane address {address} leads nowhere ({error}): give another") from None
     return join_host_port(str(found[0][1][0]), port)
+
+
+def host_of_address(address: str) -> str:
+    """The host in a member's address."""
+    return split_host_port(address, "a member's address")[0]
 
 
 def heartbeat_interval(limits: MembersConfig, members: int) -> float:

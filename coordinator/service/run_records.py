@@ -8,19 +8,21 @@ time.
 
 import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 from atoll.comm.errors import ResourceError
 from atoll.coordinator.history.record_archive import RecordArchive, copy_missing, shrink
+from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.record_store import LocalStore, RecordStore
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.history.series import SERIES, SeriesTable, series_row
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 from atoll.coordinator.state_machine.rollback import MAX_PAST_COMMITS
 
 log = logging.getLogger("atoll.coordinator")
@@ -47,7 +49,7 @@ class RunRecords:
         self._local = LocalStore(state_dir / FOLDER)
         self.archive = RecordArchive(self._local, *filter(None, [options.store]))
         self._series: SeriesTable | None = None
-        self._turn = threading.Lock()
+        self._turn, self._loading = threading.Lock(), threading.Lock()
 
     def iter_rounds(self, since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]:
         """The records of the rounds after `since`, in order; the first `limit` of them, 0: all. Raises
@@ -71,15 +73,41 @@ class RunRecords:
                 yield from rows
             return
 
+    def views(self, rounds: Sequence[int]) -> Generator[RecordView, None, None]:
+        """The records of some rounds, ascending, as far as they are there. Raises `ResourceError`."""
+        first = self._journal.round_span()[0]
+        yield from self.archive.views([number for number in rounds if number < first])
+        for number in rounds:
+            if number >= first:
+                for _, body in self._journal.iter_encoded_rounds(number - 1, 1):
+                    view = RecordView(body)
+                    if view.round == number:
+                        yield view
+
+    def iter_notes(self, before: float = inf) -> Generator[tuple[float, Note], None, None]:
+        """What was noted before a time (seconds since 1970), the newest first, with its times. Raises
+        `ResourceError`."""
+        oldest = before
+        with closing(self._journal.iter_notes(before)) as found:
+            for oldest, note in found:
+                yield oldest, note
+        yield from self.archive.notes(oldest)
+
+    def decisions(self) -> list[tuple[float, Decision]]:
+        """Every decision against a member with its time, in order."""
+        return self._journal.decisions()
+
     def series(self) -> SeriesTable:
         """The figures of all rounds so far; read at the first call. Raises `ResourceError`."""
-        with self._turn:
+        with self._loading:
             if self._series is None:
                 table = SeriesTable()
                 for rows in self.archive.series():
                     table.extend(rows)
                 table.extend(map(series_row, self._journal.iter_rounds(table.last)))
-                self._series = table
+                with self._turn:  # whoever adds a record waits for no more than those that came meanwhile
+                    table.extend(map(series_row, self._journal.iter_rounds(table.last)))
+                    self._series = table
             return self._series
 
     def add(self, record: CommitRecord) -> None:

@@ -9,7 +9,7 @@ every call, and by the simulation.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.comm.errors import Refused
+from atoll.comm.errors import Refused, RefusedForNow
 from atoll.comm.ids import NO_KEY, NodeId, PublicKey
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.state_machine.members import Member, Members
@@ -62,7 +62,8 @@ class SessionDirectory:
     def admission(self, session: str, key: PublicKey, members: Members, fresh: str) -> Admission:
         """The identity of who joins under a session with a key that it proved to have: the node that had the
         session, in its next life; or, with the secret `fresh`, the node that had the key and is not connected, or
-        a new one. Raises `Refused` for a session with another key than its node's, or a connected member's key.
+        a new one. Raises `Refused` for a session with another key than its node's, `RefusedForNow` for a connected
+        member's key.
 
         Ids and lives are given one at a time: the join must be durable before the next one."""
         if (before := self.holder(session, members)) is not None:
@@ -75,7 +76,7 @@ class SessionDirectory:
         if (owner := _owner(key, members)) is None:
             return Admission(NodeId(f"n{members.next_id}"), 1, fresh)
         if (here := members.here.get(owner.node)) is not None and here.connected:
-            raise Refused(
+            raise RefusedForNow(  # it may be a connection of which nobody knows yet that it broke
                 f"{owner.node} ({owner.name}) is a member with the key of this state directory, and one key is "
                 "one node: stop that one first, or give another --state-dir"
             )

@@ -22,6 +22,7 @@ from atoll.comm.proto.join_proof import is_proven
 from atoll.comm.receipts import MAX_FINDING_BYTES
 from atoll.comm.signatures import is_public_key
 from atoll.coordinator.causes.account import Account, Incident, LinkAccount
+from atoll.coordinator.service.goodput import PHASES
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 
@@ -34,6 +35,7 @@ MAX_LEARNING_RATE = 1e6
 MAX_BYTES = 1 << 50  # memory of a node
 MIN_RATE, MAX_RATE = 1.0, 1e15  # bytes a second; what is less says nothing of a link
 MAX_ROUND_TRIP = 3600.0  # seconds
+MAX_SECONDS = 1e9  # that a node spends in a phase
 MAX_ROUND_TRIPS = 256  # members to whom one tells its round trips
 MAX_SEEN_RATES = 64  # members of which one tells what it saw
 MAX_MEMBER_BITMAP = 2048  # bytes
@@ -49,6 +51,7 @@ MAX_FRAGMENTS = 4096
 MAX_SAMPLES = 1 << 53
 MAX_TEXT = 255  # characters of an address, a reason, a session
 MAX_NAME = 64  # characters of a node's name
+MAX_VERSION = 20  # characters
 MAX_PHASE = 20  # characters of what a node says it is doing
 _NODE = re.compile("n[0-9]{1,18}")
 WILDCARD_HOSTS = ("", "0.0.0.0", "::")
@@ -230,7 +233,8 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
 def heartbeat(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heartbeat:
     """The event of a heartbeat: the node's phase, round and inner step. Nothing in it is refused."""
     phase, paused = text(request.phase[:MAX_PHASE]), request.pause > 0
-    return ev.Heartbeat(node, life, phase, request.round, request.inner_step, paused)
+    saves_bytes = request.saves_bytes
+    return ev.Heartbeat(node, life, phase, request.round, request.inner_step, paused, saves_bytes)
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
@@ -252,6 +256,14 @@ def vitals(request: pb.HeartbeatRequest) -> Vitals:
         trainer_rss_bytes=int(_figure(request.trainer_rss_bytes, MAX_BYTES)),
         pause=words_of(request.pause),
     )
+
+
+def unanswered(request: pb.HeartbeatRequest) -> dict[str, float]:
+    """How the node spent the time since it was last answered: seconds in each phase that has some. Only their
+    proportions count; numbers that cannot be are none."""
+    told = request.unanswered
+    seconds = {phase: _figure(getattr(told, phase), MAX_SECONDS) for phase in PHASES}
+    return {phase: spent for phase, spent in seconds.items() if spent}
 
 
 def _figure(value: float, most: float, least: float = 0.0) -> float:
@@ -314,6 +326,11 @@ def text(sent: str) -> str:
 def name(sent: str) -> str:
     """A node's name for itself as it may be shown; empty if nothing of it can be."""
     return text(sent)[:MAX_NAME].strip()
+
+
+def version(sent: str) -> str:
+    """A version of a node's software, as it may be shown."""
+    return text(sent)[:MAX_VERSION].strip()
 
 
 def _node(sent: str) -> NodeId:

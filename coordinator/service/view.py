@@ -41,7 +41,9 @@ class CommonView:
     donors_key: tuple[int, int, int]  # what the donors follow from
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
-    leaves_only: bool  # state_0 is only on leaves: everybody makes it, who cannot make the same fetches it
+    # state_0 is only where nobody can fetch it, as on leaves: everybody makes it, who cannot make the same fetches
+    # it
+    leaves_only: bool
     admission: AdmissionList  # which members alone are told
 
 
@@ -70,6 +72,7 @@ class NodeView(NamedTuple):
     replay_plan: bytes = b""  # a frame; empty: it is not needed
     penalty: str = ""
     credit: tuple[int, int] = (0, 0)  # tokens and rounds
+    saves_bytes: bool = False
     account: int = 0  # the round of which it is asked for an account
 
 
@@ -117,7 +120,7 @@ def common_view(
         train = before.train if before.train == train else train
         donors = before.donors if before.donors == donors else donors
         serve = before.serve if before.serve == serve else serve
-    apart = not state.committed and state.state_held and all(state.members.here[n].leaf for n in state.holders)
+    apart = not state.committed and state.state_held and all(_is_out_of_reach(state, n) for n in state.holders)
     admission = admission_list(state, before.admission if before is not None else None, data_key)
     return CommonView(
         head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart, admission
@@ -195,7 +198,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         lease=state.leases.by_node.get(node, ()) if trains else (),
         planned=node in common.plan_nodes,
         donors=_sources(common, node) if lacks else (),
-        serve=common.serve if me.leaf and me.role != REDUCER and not _left_behind(state, me) else (),
+        serve=common.serve if _serves(state, me) else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
         counted=state.last_counted.get(node, (0, b"")),
@@ -215,6 +218,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         else b"",
         penalty=penalty(state, node),
         credit=_credit(state, node),
+        saves_bytes=me.saves_bytes,
         account=_asked_for(state, node),
     )
 
@@ -278,6 +282,7 @@ def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionLis
         penalty=mine.penalty,
         credited_tokens=mine.credit[0],
         credited_rounds=mine.credit[1],
+        saves_bytes=mine.saves_bytes,
         account=mine.account,
     )
     for node, address, pin, name in mine.donors:
@@ -322,9 +327,20 @@ def view(state: State, node: NodeId, version: int = 0) -> pb.View:
     return found
 
 
+def _is_out_of_reach(state: State, node: NodeId) -> bool:
+    """Whether nobody can fetch from this member of its own accord."""
+    member = state.members.here[node]
+    return member.leaf or member.saves_bytes
+
+
+def _serves(state: State, member: Member) -> bool:
+    """Whether it is a leaf that has what others may lack, and gives it."""
+    return member.leaf and member.role != REDUCER and not member.saves_bytes and not _left_behind(state, member)
+
+
 def _donors(state: State) -> Donors:
     here = state.members.here
-    able = [n for n in state.holders if state.members.trusted(n) and not here[n].leaf]
+    able = [n for n in state.holders if state.members.trusted(n) and not _is_out_of_reach(state, n)]
     able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
     return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able)
 
@@ -333,7 +349,8 @@ def _served(state: State) -> Donors:
     """Who can be dialled, where only leaves have the state, or are about to apply the latest round to theirs, and
     some member lacks it, and cannot make it: they pass it on."""
     here, k = state.members.here, state.committed
-    if any(not m.leaf and m.role != REDUCER and not _left_behind(state, m) for m in here.values()):
+    giving = (m for m in here.values() if not m.leaf and m.role != REDUCER and not m.saves_bytes)
+    if any(not _left_behind(state, m) for m in giving):
         return ()
     behind = {n for n, m in here.items() if _left_behind(state, m)}
     have = [m for n, m in here.items() if n not in behind and m.role != REDUCER]
@@ -407,7 +424,7 @@ def _plan(state: State) -> bytes:
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
     plan.numel = state.chunks.numel if state.layout is not None else 0
     plan.length = round_length(ledger, state.config)
-    plan.salt = r.salt
+    plan.salt, plan.patience = r.salt, r.plan.patience
     if state.config.security.replay:
         plan.verifiers.extend(sorted(n for n, m in state.members.here.items() if m.role == VERIFIER))
     counts = zip(weights(ledger, state.config), scales(ledger, state.config), strict=True)

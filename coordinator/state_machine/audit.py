@@ -28,6 +28,7 @@ anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong 
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from atoll.comm.bitmap import places
 from atoll.comm.digest import digest
 from atoll.comm.evidence import Evidence, Offence
 from atoll.comm.ids import NodeId
@@ -41,8 +42,9 @@ from atoll.coordinator.state_machine.audit_voices import (
     two_receipts,
     voice_of,
 )
-from atoll.coordinator.state_machine.conduct import charge, identity, may_own
+from atoll.coordinator.state_machine.conduct import charge, identity, may_own, strike_part
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note
+from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS
 from atoll.coordinator.state_machine.state import Audit, Phase, RoundState, State, fail_attempt, order, with_round
 
 AUTO_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds, in 98 % of 20
@@ -132,13 +134,13 @@ def _seconds(state: State, c: int, now: float) -> float:
 
 
 def _name(state: State, audit: Audit, count: int, now: float) -> Audit:
-    """Name auditors until there are so many that have answered or may; of those who were silent lately only as
-    many as a conviction needs."""
+    """Name auditors until there are so many that have answered or may; of those who were silent lately, or whose
+    links are too slow for it, only as many as a conviction needs."""
     able = _able(state) - {audit.owner} - audit.silent - audit.named.keys()
     by_lot = sorted(able, key=lambda n: _lot(state, b"auditor", audit.chunk, n))
-    mute = [n for n in by_lot if _was_silent(state, n)]
-    chosen = [n for n in by_lot if n not in mute][: max(count - len(audit.named), 0)]
-    chosen += mute[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
+    unlikely = [n for n in by_lot if _was_silent(state, n) or _is_too_slow(state, audit, n)]
+    chosen = [n for n in by_lot if n not in unlikely][: max(count - len(audit.named), 0)]
+    chosen += unlikely[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
     until = now + audit.seconds + REPORT_SECONDS
     return replace(audit, named=audit.named | dict.fromkeys(chosen, until))
 
@@ -148,6 +150,13 @@ def _was_silent(state: State, node: NodeId) -> bool:
     record = state.conduct.strikes.get(identity(state, node))
     last = None if record is None else record.latest.get(Offence.SILENT)
     return last is not None and state.round.number - last < MUTE_ROUNDS
+
+
+def _is_too_slow(state: State, audit: Audit, node: NodeId) -> bool:
+    """Whether the node's link, as far as it is known, does not bring it the chunk's inputs in time."""
+    down = state.members.here[node].rates[1]
+    size = state.chunks.size(audit.chunk) * state.config.reduce.bytes_per_element
+    return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds
 
 
 def _put(state: State, audit: Audit) -> State:
@@ -196,6 +205,17 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
 # The clock, and the verdict
 
 
+def give_time_anew(state: State, now: float) -> State:
+    """Let those who have not answered have their time from `now` on: nobody could tell the coordinator
+    anything."""
+    audits = dict[int, Audit]()
+    for c, audit in state.round.audits.items():
+        until = now + audit.seconds + RECONNECT_GRACE_SECONDS
+        anew = {n: until for n in audit.named if n not in audit.voices}
+        audits[c] = replace(audit, named=audit.named | anew)
+    return with_round(state, replace(state.round, audits=audits)) if audits else state
+
+
 def advance(state: State, now: float, out: list[Effect]) -> State:
     """Close the audits that are over; name other auditors in the place of those that do not answer."""
     for audit in state.round.audits.values():
@@ -225,12 +245,13 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         named = {n: until for n, until in audit.named.items() if n not in gone and n not in late}
         silent = audit.silent | gone | late
         longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * AUDITORS else 1.0
-        seconds = min(longer * audit.seconds, state.config.rounds.reduce_timeout)
+        waited, seconds = audit.seconds, min(longer * audit.seconds, state.config.rounds.reduce_timeout)
         audit = replace(audit, named=named, silent=silent, seconds=seconds)
         state = _put(state, audit)
         for node in sorted(late, key=order):
             sentence = f"it did not answer an audit of chunk {audit.chunk} in time"
-            state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+            part = strike_part(state, waited + REPORT_SECONDS)
+            state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
         if state.round.audits.get(audit.chunk) is not audit:
             return state
     doubt = any(event.digest != audit.digest for event in audit.voices.values())
@@ -353,7 +374,8 @@ def _without(state: State, audit: Audit, place: int, most: bool, now: float, out
     if node in ledger.contributions and node != audit.owner:
         state = with_round(state, replace(state.round, ledger=book.withdraw(ledger, node)))
     if most:
-        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+        part = strike_part(state, audit.seconds + REPORT_SECONDS)
+        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
     else:
         out.append(
             Note(f"round {r.number}: {state.name(node)} showed some auditors nothing of chunk {audit.chunk}", node)

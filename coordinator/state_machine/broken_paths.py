@@ -9,7 +9,10 @@ tell it from one pair. So nobody is held to account for one:
     with a third of the members     it is this member: it owns nothing, it is left out of the attempt, and charged
                                     (ACCUSER) for each round in which a path to it broke again
 
-So a member cannot keep another one out by its word, nor can two. `reduce` asks and tells.
+A path whose one end is to blame so says nothing of its other end. Who alone says of the others that it cannot
+reach them has a whole strike; of whom the others say it, too, is asleep, or has a bad link: it is charged with
+what that cost the round. So a member cannot keep another one out by its word, nor can two. `reduce` asks and
+tells.
 """
 
 from collections import Counter
@@ -17,10 +20,10 @@ from collections.abc import Collection
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, strike_part
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.ledger import Ledger
-from atoll.coordinator.state_machine.state import BrokenPath, State, order
+from atoll.coordinator.state_machine.state import BrokenPath, Pair, State, order
 
 MEMORY_ROUNDS = 20  # committed rounds after which a path is as good as any
 BROKEN_ROUNDS = 2  # rounds in which it broke, from which on the ends own nothing
@@ -34,12 +37,18 @@ def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
 
 
 def culprits(state: State) -> frozenset[NodeId]:
-    """The members to which the paths from at least a third of the members broke, of those remembered."""
-    if not state.conduct.broken:
-        return frozenset()
-    partners = Counter(n for path in _remembered(state) for n in path.pair)
-    most = max(2, -(-len(state.round.participants) // 3))
-    return frozenset(n for n, others in partners.items() if others >= most)
+    """The members to which the paths from at least a third of the members broke, of those remembered: first the
+    one with the most, then who has as many without it, and so on."""
+    most, found = max(2, -(-len(state.round.participants) // 3)), set[NodeId]()
+    pairs = [path.pair for path in _remembered(state)]
+    while pairs:
+        partners = Counter(n for pair in pairs for n in pair)
+        worst = max(partners, key=lambda n: (partners[n], order(n)))
+        if partners[worst] < most:
+            break
+        found.add(worst)
+        pairs = [pair for pair in pairs if worst not in pair]
+    return frozenset(found)
 
 
 def without_paths(state: State, members: Collection[NodeId]) -> frozenset[NodeId]:
@@ -59,6 +68,7 @@ def remember(state: State, out: list[Effect]) -> State:
     r = state.round
     if not r.lost:
         return state
+    assert r.plan is not None and r.planned_at is not None
     times = Counter(r.lost)
     partners = Counter(n for pair in times for n in pair)
     broken = [pair for pair, k in times.items() if k > 1 or max(partners[n] for n in pair) > 1]
@@ -73,8 +83,15 @@ def remember(state: State, out: list[Effect]) -> State:
         others = sorted({n for path in paths for n in path.pair if node in path.pair} - {node}, key=order)
         sentence = f"its paths to {state.names(others)} broke, those between others did not"
         facts = tuple((str(n), _rounds(paths, node, n)) for n in others[:20])
-        state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts), out)
+        part = strike_part(state, r.plan.opened_at - r.planned_at) if _others_say_so(state, node, broken) else 1.0
+        state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts, part=part), out)
     return state
+
+
+def _others_say_so(state: State, node: NodeId, broken: Collection[Pair]) -> bool:
+    """Whether at least half of those whose paths to this member broke in the round say so themselves."""
+    others = [n for pair in broken if node in pair for n in pair if n != node]
+    return 2 * sum((n, node) in state.round.accused for n in others) >= len(others)
 
 
 def _remembered(state: State) -> list[BrokenPath]:

@@ -40,10 +40,10 @@ class ChunkOwners:
 
 
 def reducers(state: State, members: Collection[NodeId] = ()) -> tuple[NodeId, ...]:
-    """Members that only own chunks; without those that somebody could not reach in this round, or that were late
-    in any, unless these members, or all participants, have nobody else to dial."""
+    """Members that only own chunks, and are not paused; without those that somebody could not reach in this round,
+    or that were late in any, unless these members, or all participants, have nobody else to dial."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
-    all_ = tuple(n for n, m in here.items() if m.trusted_as(MemberState.REDUCER))
+    all_ = tuple(n for n, m in here.items() if m.trusted_as(MemberState.REDUCER) and not m.paused)
     sound = tuple(n for n in all_ if n not in lost and not here[n].late)
     needed = not sound and all(n not in here or here[n].leaf for n in members or state.round.participants)
     return all_ if needed else sound
@@ -52,7 +52,7 @@ def reducers(state: State, members: Collection[NodeId] = ()) -> tuple[NodeId, ..
 def reachable(state: State, members: Collection[NodeId]) -> bool:
     """Whether one of the members, or a reducer, can own a chunk."""
     here = state.members.here
-    if any(n in here and not here[n].leaf for n in members):
+    if any(n in here and not here[n].leaf and not here[n].saves_bytes for n in members):
         return True
     return any(not here[n].leaf for n in reducers(state, members))
 
@@ -80,7 +80,7 @@ def able_owners(state: State, nodes: Sequence[NodeId]) -> frozenset[NodeId]:
     and by their paths to each other; where that would be nobody, paths do not count, then conduct, then audits."""
     reachable_ = [n for n in nodes if not state.members.here[n].leaf]
     dialled = [n for n in reachable_ if n not in state.round.distrusted] or reachable_
-    if not state.conduct.strikes and not state.conduct.broken:
+    if not (state.conduct.strikes or state.conduct.broken or state.conduct.exchanges_left):
         return frozenset(dialled)
     sound = frozenset(n for n in dialled if may_own(state, n))
     return sound - without_paths(state, nodes) or sound or frozenset(dialled)

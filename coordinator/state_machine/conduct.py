@@ -13,8 +13,9 @@ journal keeps once; the operator can take it back (`Pardoned`).
     doubtful (accuser,       the same, at the commit, unless it would hit more than half of the round's members:
     outlier)                 then the network, or the run, is the odd one
 
-An offence counts once a round. `strikes` has the weights; the other parts of the machine ask `may_own` and
-`may_contribute`, and heed the answer where the run can go on without the member.
+An offence counts once a round, and what delays a round one strike at most. `strikes` has the weights; the other
+parts of the machine ask `may_own` and `may_contribute`, and heed the answer where the run can go on without the
+member.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,17 @@ from atoll.comm.evidence import Evidence as Evidence
 from atoll.comm.evidence import Offence as Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.comm.strikes import DOUBTFUL, PROVEN, Strikes, remember, strike
+from atoll.comm.strikes import DELAYS, DOUBTFUL, MIN_PART, PROVEN, Strikes, left_of_strike, remember, strike
 from atoll.coordinator.state_machine.events import Decision, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State, remove
 
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
+EXCHANGE_MEMORY_ROUNDS = 20  # committed rounds after which it is forgotten that a member left an exchange
+MAX_EXCHANGES_LEFT = 10_000  # identities of which that is remembered
+# Of a round's inner time: who delays a round by so much has a whole strike. Strikes of six rounds in a row, or of
+# every sixth round, have its work not taken: so one member costs a run 2 % of its time in the long run.
+WHOLE_STRIKE_SHARE = 0.1
 WORDS = {
     Consequence.STRUCK: "this is remembered",
     Consequence.NO_OWNER: "it owns no chunks for now",
@@ -38,6 +44,8 @@ WORDS = {
     Consequence.EVICTED: "it is out for now",
     Consequence.BANNED: "it is banned",
 }
+
+UNRECORDED = Strikes(NodeId(""))
 
 # What a member is told of it.
 PENALTIES = {
@@ -61,9 +69,18 @@ def consequence(state: State, node: NodeId) -> Consequence | None:
     return None if record is None or record.forgotten(state.committed) else record.consequence(state.committed)
 
 
+def left_exchange_lately(state: State, node: NodeId) -> bool:
+    """Whether the node left an exchange in the middle of it, to save bytes, and that is not forgotten."""
+    if not state.conduct.exchanges_left:
+        return False
+    left = state.conduct.exchanges_left.get(identity(state, node))
+    return left is not None and state.committed - left < EXCHANGE_MEMORY_ROUNDS
+
+
 def may_own(state: State, node: NodeId) -> bool:
     """Whether the node may be given chunks to merge, if there are others."""
-    return consequence(state, node) in (None, Consequence.STRUCK)
+    sound = consequence(state, node) in (None, Consequence.STRUCK)
+    return sound and not left_exchange_lately(state, node)
 
 
 def may_contribute(state: State, node: NodeId) -> bool:
@@ -115,6 +132,14 @@ def refusal(state: State, node: NodeId, key: bytes = b"") -> str:
             )
         case _:
             return ""
+
+
+def strike_part(state: State, seconds: float) -> float:
+    """The part of a whole strike for a delay of the round by so many seconds: what it cost the others. So a
+    machine that sleeps or is out of reach for a moment now and then is not kept out, and who holds up each round
+    is."""
+    inner = state.inner_time
+    return min(1.0, max(seconds, 0.0) / (WHOLE_STRIKE_SHARE * inner)) if inner > 0 else 1.0
 
 
 def charge(state: State, node: NodeId, evidence: Evidence, out: list[Effect]) -> State:
@@ -216,9 +241,12 @@ def _decide(
 
 
 def _charged(state: State, who: str, evidence: Evidence) -> bool:
-    record = state.conduct.strikes.get(who)
-    if record is None or record.ban is not None:
-        return record is not None
+    """Whether the evidence adds nothing to what is held against them already."""
+    record = state.conduct.strikes.get(who, UNRECORDED)
+    if record.ban is not None:
+        return True
+    if evidence.offence in DELAYS:
+        return min(evidence.part, left_of_strike(record, evidence.round)) < MIN_PART
     return evidence.offence not in PROVEN and record.latest.get(evidence.offence) == evidence.round
 
 

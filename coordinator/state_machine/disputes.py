@@ -14,11 +14,15 @@ nothing:
                those that hold it the fewer go: a lone liar stands alone. Of as many, as where there are but two,
                who was away least often goes, so that it is the other's turn the next time; first who holds the
                chunk, as it is then reduced again and nothing is committed on the word of one side
+    straggler  who is far behind most is told, too, and no more comes of that: most hold everything, and what it
+               cannot get from them is a matter of its links
     late       who alone has a chunk, of whom nobody says that it gave something else: it is left out of the round
 
 One goes at a time, and what it sealed is reduced again where nobody has it. It may come back at once; where it
 contradicted itself, or alone all others, that is held against it (`conduct`).
 """
+
+from collections.abc import Collection
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
@@ -43,8 +47,10 @@ def record_forgery(state: State, event: ChunkForged, out: list[Effect]) -> State
 
 def record_missing_chunks(state: State, event: ChunksMissing) -> State:
     """A member that was told the digests got these chunks from nobody. Now all are told: others may wait for one
-    that its owner has given up."""
+    that its owner has given up. Of a straggler nothing follows: most have the chunks, and it cannot reach them."""
     r, node = state.round, event.node
+    if node in r.stragglers and not r.wrong.issuperset(r.ledger.members):
+        return state
     chunks = tuple(c for c in event.chunks if c < len(r.ledger.owners))
     late = r.plan is None or r.plan.fence != event.fence or not r.ledger.complete
     if late or r.plan is None or node not in r.wrong or node not in r.ledger.members or not chunks:
@@ -59,8 +65,18 @@ def tell_digests(state: State, now: float, out: list[Effect]) -> State:
     r = state.round
     assert r.plan is not None
     out.append(Note(f"round {r.number}: all is sealed, and most members lack chunks: they are told the digests"))
-    plan = replace(r.plan, opened_at=now)
+    plan = replace(r.plan, stage_at=now)
     return with_round(state, replace(state.round, plan=plan, wrong=r.wrong.union(r.ledger.members)))
+
+
+def tell_stragglers(state: State, nodes: Collection[NodeId], now: float) -> State:
+    """Tell the few that do not hold everything yet the ledger's digests: so they ask all others for what they
+    lack."""
+    r = state.round
+    if r.wrong.issuperset(nodes):
+        return state
+    told = dict.fromkeys(nodes, now) | r.stragglers
+    return with_round(state, replace(r, stragglers=told, wrong=r.wrong.union(nodes)))
 
 
 def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) -> State:

@@ -23,6 +23,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardNobody:
+    """The coordinator could hear nobody for a while: it was stopped, its disk was full, or its port answers no
+    calls."""
+
+    seconds: float = 0.0  # that it stood still; 0: its port answers no calls
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A node was admitted, for the first time or again under its old id."""
 
@@ -37,6 +45,7 @@ class Joined:
     key: PublicKey = NO_KEY  # the node's for its life: it proved that it has the secret half
     invite: int = 0  # number of the invite that it came with; 0: not known
     owner: str = ""  # whom the invite is for; empty: not known
+    version: str = ""  # of its software, as it says; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class Heartbeat:
     round: int
     inner_step: int
     paused: bool = False  # it says that it may take no steps for now
+    saves_bytes: bool = False  # nor exchange anything with peers; then it is paused, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +333,7 @@ class Paused:
 
     node: NodeId
     life: int
+    saves_bytes: bool = False  # nor does it exchange anything with peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +361,7 @@ class Expired:
     life: int
     reason: str
     stalled: bool = False  # its trainer hung while the run waited for it
+    silence: float = 0.0  # seconds for which it was not heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +386,7 @@ class Tick:
 
 Event = (
     Started
+    | HeardNobody
     | Joined
     | Connected
     | Disconnected
@@ -445,6 +458,22 @@ class TrainerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A member's failure and what it cost: told when the round in which it was noticed is committed, and again,
+    with the same number, once the member trains again."""
+
+    number: int  # counts the run's failures, from 1
+    node: NodeId
+    round: int  # that was under way when it was noticed
+    reason: str
+    at: float  # seconds since 1970; when all was well with the member for the last time
+    detected: float  # seconds from then until the run noticed
+    recovered: float | None = None  # seconds from then until it trained again, or was heard again; None: not yet
+    lost: float = 0.0  # seconds of its inner steps that no commit has
+    waited: float = 0.0  # node-seconds that the others waited and exchanged beyond what is usual
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecord:
     """One outer step, as everybody will remember it."""
 
@@ -483,12 +512,18 @@ class CommitRecord:
     committed_at: float = 0.0  # seconds since 1970
     names: dict[NodeId, str] = field(default_factory=dict)  # of members and contributors
     losses: dict[NodeId, float] = field(default_factory=dict)  # of each contributor, mean over its samples
+    # of each member: seconds from the first plan of the reduce until it had every sealed chunk
+    exchange: dict[NodeId, float] = field(default_factory=dict)
     verdict: Verdict | None = None  # who or what was to blame, where the round was slow or something failed
     # The service adds these when it keeps the record.
     config_digest: str = ""  # hex; of the run's config
     decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence
     figures: dict[NodeId, TrainerFigures] = field(default_factory=dict)  # of contributors
     goodput: dict[str, float] = field(default_factory=dict)  # node-seconds in each bucket, since the run began
+    # of each node: seconds in each bucket since the record before, zeros left out. What was open there and has
+    # come to an end since is less than nothing here (`coordinator/service/goodput.py`)
+    spent: dict[NodeId, dict[str, float]] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()  # noticed, or over, since the record before
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,102 @@
 """Lateness in a reduce: how long an attempt may take, and who is held to account when it took longer. Pure.
 
-An attempt may take ten times what its plan predicts, and time for the arithmetic of a slow machine; where nothing
-is predicted, and at most, `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is
+An attempt has two stages: the owners seal all chunks, then the members say that they hold them. Each has a clock
+of its own, so that nobody pays in the second for what was lost in the first: an owner that seals at the last
+moment would else have those struck who are far from it.
+
+A stage may take ten times what the plan predicts, and time for the arithmetic of a slow machine; where nothing is
+predicted, and at most, `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is
 slow for everybody is no member's fault, and must end in a commit. A prediction knows nothing of a member whose
-link was never measured: for one against whom nothing is held, an attempt takes its `rounds.reduce_timeout`.
+link was never measured: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
+
+An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
+(`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`).
 
 Who is late is remembered over rounds (`conduct.charge`), as far as it is certain that it is that member: others
-did the same in time, and the coordinator hears it. Called by `reduce.commit_or_retry`.
+did the same in time, and the coordinator hears it; and an owner may give a member its chunks one after the other,
+just before it would ask others for them, so that it asks them all before anything is held against it
+(`to_be_told`). Who was in time, and yet far behind all others, is remembered at the commit: else it could hold up
+every round at no cost.
+
+`reduce` calls it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from statistics import median
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, consequence
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, consequence, strike_part
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.state import State, count, order
 
-MIN_TIMEOUT_SECONDS = 30.0  # of an attempt: processes pause, links stand still for a moment
+MIN_TIMEOUT_SECONDS = 30.0  # of a stage: processes pause, links stand still for a moment
 SECONDS_PER_ELEMENT = 1e-7  # of the flat vector: encoding, merging and decoding on a slow and busy machine
 PREDICTION_FACTOR = 10.0  # times the predicted seconds
 MAX_DOUBLINGS = 10
+# Beyond twice what the others took, in seconds: then who does not hold everything is told what to ask for; after
+# so much more, or if it has not sealed, a member that was in time is a straggler.
+ASK_SECONDS, STRAGGLER_SECONDS = 3.0, 10.0
+MIN_COMPARED = 3  # members, to tell which of them are stragglers
 
 
 def reduce_timeout(state: State) -> float:
-    """Seconds that the attempt in force may take. Only while there is one."""
+    """Seconds that each stage of the attempt in force may take. Only while there is one."""
     r, most = state.round, state.config.rounds.reduce_timeout
     assert r.plan is not None
     if not r.plan.predicted:
         return most
-    one = MIN_TIMEOUT_SECONDS + SECONDS_PER_ELEMENT * state.chunks.numel + PREDICTION_FACTOR * r.plan.predicted
-    return min(most, one * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+    return min(most, _one_stage(state, r.plan.predicted) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+
+
+def patience(state: State, predicted: float) -> float:
+    """Seconds for which the contributions of one member alone may hold up an owner, under a plan that is predicted
+    to take so many, before the owner says so: half of a stage. 0: there is no limit, as the links of some are not
+    known."""
+    if not predicted or _is_unknown(state):
+        return 0.0
+    return min(state.config.rounds.reduce_timeout, _one_stage(state, predicted)) / 2
+
+
+def _one_stage(state: State, predicted: float) -> float:
+    return MIN_TIMEOUT_SECONDS + SECONDS_PER_ELEMENT * state.chunks.numel + PREDICTION_FACTOR * predicted
+
+
+def _is_unknown(state: State) -> bool:
+    """Whether there is a member whose link was never measured, and against whom nothing is held."""
+    here = state.members.here
+    return any(n in here and not here[n].up and consequence(state, n) is None for n in state.round.ledger.members)
 
 
 def is_overdue(state: State, now: float) -> bool:
-    """Whether the attempt in force has taken longer, by `now` in seconds, than it may."""
-    r, here = state.round, state.members.here
-    assert r.plan is not None
-    elapsed = now - r.plan.opened_at
+    """Whether the stage of the attempt in force has taken longer, by `now` in seconds, than it may."""
+    assert state.round.plan is not None
+    elapsed = now - state.round.plan.stage_at
     if elapsed <= reduce_timeout(state):
         return False
-    if elapsed > state.config.rounds.reduce_timeout:
-        return True
-    return not any(n in here and not here[n].up and consequence(state, n) is None for n in r.ledger.members)
+    return elapsed > state.config.rounds.reduce_timeout or not _is_unknown(state)
+
+
+def waited_for(state: State) -> set[NodeId]:
+    """Those for whom the attempt in force waits: who is yet to seal, or, where all is sealed, to say that it holds
+    everything."""
+    r = state.round
+    assert r.plan is not None
+    if r.ledger.unsealed:
+        return {node for c in r.ledger.unsealed for node in _sealing(state, c)}
+    return {n for n in r.ledger.members if n not in r.completions and n not in r.plan.missing_chunks}
+
+
+def to_be_told(state: State, now: float) -> set[NodeId]:
+    """The few that are far behind the others, at `now` in seconds, in saying that they hold everything, all being
+    sealed: they are to be told what to ask for."""
+    r = state.round
+    assert r.plan is not None
+    begun = r.plan.stage_at
+    usual = _usual(state, [at - begun for at in r.plan.held_at.values()])
+    if now - begun <= min(reduce_timeout(state) / 2, 2 * usual + ASK_SECONDS):
+        return set()
+    lacking = waited_for(state)
+    return lacking if 2 * len(lacking) <= len(r.ledger.members) else set()
 
 
 def hold_to_account(state: State, late: Collection[NodeId], now: float, out: list[Effect]) -> State:
@@ -50,19 +105,98 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
     charged: its connection is at fault."""
     r = state.round
     assert r.plan is not None
-    sealing, waited = bool(r.ledger.unsealed), f"{now - r.plan.opened_at:.0f}"
-    due = {owner for owner in r.ledger.owners if owner is not None} if sealing else r.ledger.members
-    if 2 * len(late) > len(due):
+    seconds = now - r.plan.stage_at
+    waited, part = f"{seconds:.0f}", strike_part(state, seconds)
+    if 2 * len(late) > len(_due(state)):
         return state
     facts = (("attempt", str(r.ledger.attempt)), ("seconds", waited), ("predicted", f"{r.plan.predicted:.3g}"))
     for node in sorted(late, key=order):
         if not state.members.trusted(node):
             continue
-        if sealing:
-            unsealed = sum(r.ledger.owners[c] == node for c in r.ledger.unsealed)
-            sentence = f"it did not seal {count(unsealed, 'chunk')} of its own in {waited} s, as others did"
+        offence, what = Offence.LATE, f"say within {waited} s that it holds the sealed chunks"
+        if not r.ledger.unsealed:
+            offence = Offence.SILENT
+        elif own := sum(r.ledger.owners[c] == node for c in r.ledger.unsealed):
+            what = f"seal {count(own, 'chunk')} of its own in {waited} s"
         else:
-            sentence = f"it did not say within {waited} s that it holds the sealed chunks, as others did"
-        offence = Offence.LATE if sealing else Offence.SILENT
-        state = charge(state, node, Evidence(r.number, offence, sentence, facts), out)
+            summed = sum(node in _sealing(state, c) for c in r.ledger.unsealed)
+            what = f"sum {count(summed, 'chunk')} for its region in {waited} s"
+        evidence = Evidence(r.number, offence, f"it did not {what}, as others did", facts, part=part)
+        state = charge(state, node, evidence, out)
     return state
+
+
+def charge_who_is_gone(state: State, node: NodeId, silence: float, now: float, out: list[Effect]) -> State:
+    """Charge a member that is about to be put out after so many seconds of silence, where an attempt waited for
+    it, and most others had done their part: who falls silent in every reduce costs each round the time until that
+    is noticed."""
+    r = state.round
+    if r.plan is None or node not in (late := waited_for(state)) or 2 * len(late) > len(_due(state)):
+        return state
+    seconds = min(now - r.plan.stage_at, silence)
+    sentence = f"it fell silent in a reduce, which waited {seconds:.0f} s for it"
+    evidence = Evidence(r.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
+    return charge(state, node, evidence, out)
+
+
+def charge_stragglers(state: State, out: list[Effect]) -> State:
+    """Charge those who did their part of the attempt in force, which is about to be committed, in time, but long
+    after the others."""
+    r = state.round
+    assert r.plan is not None
+    sealed = {n: at - r.plan.opened_at for n, at in r.plan.sealed_at.items()}
+    state = _charge_last(state, sealed, {}, "sealed its chunks", Offence.LATE, out)
+    begun = max(r.plan.opened_at, r.sealed_at)
+    held = {n: at - begun for n, at in r.plan.held_at.items()}
+    told = {n: max(at - begun, 0.0) for n, at in r.stragglers.items()}
+    return _charge_last(state, held, told, "held the sealed chunks", Offence.SILENT, out)
+
+
+def _charge_last(
+    state: State,
+    took: Mapping[NodeId, float],
+    told: Mapping[NodeId, float],
+    what: str,
+    offence: Offence,
+    out: list[Effect],
+) -> State:
+    """`took`: seconds of each; `told`: of which of them what it lacked was its own affair after so many only."""
+    if len(took) < MIN_COMPARED:
+        return state
+    usual = _usual(state, took.values())
+    for node in sorted(took, key=order):
+        if (beyond := took[node] - told.get(node, 0.0) - 2 * usual - STRAGGLER_SECONDS) > 0:
+            sentence = f"it {what} after {took[node]:.0f} s, where most had after {usual:.0f} s"
+            evidence = Evidence(state.round.number, offence, sentence, part=strike_part(state, beyond))
+            state = charge(state, node, evidence, out)
+    return state
+
+
+def _usual(state: State, took: Collection[float]) -> float:
+    """The seconds that members take, by those that some took, or as the plan predicts."""
+    assert state.round.plan is not None
+    return max(median(took or (0.0,)), state.round.plan.predicted)
+
+
+def _due(state: State) -> Collection[NodeId]:
+    """Those of whom the stage of the attempt in force asks something."""
+    ledger = state.round.ledger
+    if not ledger.unsealed:
+        return ledger.members
+    owners = {owner for owner in ledger.owners if owner is not None}
+    return owners | {node for c in ledger.unsealed for node in _sealing(state, c)}
+
+
+def _sealing(state: State, c: int) -> set[NodeId]:
+    """Who is yet to do something before a chunk is sealed: its owner; in two levels first the relays that have
+    something to sum and have not told that they did, where members tell such things."""
+    ledger = state.round.ledger
+    owner = ledger.owners[c]
+    owners = set() if owner is None else {owner}
+    if c not in ledger.layered or not state.config.outer.clip:
+        return owners
+    able = zip(ledger.entries, ledger.regions, strict=False)
+    regions = {g for entry, g in able if entry.contribution is not None and not entry.gone}
+    relays = {ledger.entries[row[c]].node for g, row in enumerate(ledger.relays) if g in regions}
+    done = {told.by for told in ledger.sums.get(c, ()) if told.since == ledger.since[c]}
+    return relays - done - owners or owners

@@ -152,6 +152,13 @@ def withdraw(ledger: Ledger, node: NodeId) -> Ledger:
     return replace(ledger, contributions=contributions, entries=tuple(entries), withdrawn=True)
 
 
+def leave(ledger: Ledger, node: NodeId) -> Ledger:
+    """The member has given up what it got in this reduce. If it comes back to it, then with nothing, and at
+    another place."""
+    entries = tuple(replace(e, gone=True) if e.node == node else e for e in ledger.entries)
+    return withdraw(replace(ledger, entries=entries), node)
+
+
 def reopen(
     ledger: Ledger, members: tuple[NodeId, ...], reducers: tuple[NodeId, ...], chunks: int, deal: Deal
 ) -> Ledger:

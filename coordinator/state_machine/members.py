@@ -12,8 +12,9 @@ is trusted again, in the state that it has then.
 No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. A member
 that a round waited for in vain before its trainer had taken a step is *idle*: it is no part of a quorum, and no
 round waits for it, until it takes one. The same goes for one that is *paused*, as it says, until it has taken a
-step after that: who says so again and again delays no round. What it contributes is taken as ever. Times are the
-coordinator's.
+step after that: who says so again and again delays no round. What it contributes is taken as ever; but from one
+that *saves bytes*, too, nothing comes and nothing can be fetched until it says otherwise (`byte_saving`). Times
+are the coordinator's.
 """
 
 from collections.abc import Container, Iterable
@@ -80,14 +81,18 @@ class Member:
     fastest: float = 0.0  # the same, of the rounds that counted its work: the highest, less with each since
     counted_at: float = 0.0  # seconds; since when it may have taken the steps that no commit has yet
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
+    turns: int = 0  # rounds in a row that its slow link kept it out of
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
     step_before: tuple[int, int] = (0, 0)  # the same, of its earlier life
     stepped: bool = False  # its trainer has taken an inner step in this life
     idle: bool = False  # was waited for in vain, or paused, and has taken no inner step since
     paused: bool = False  # takes no inner steps, as it says
-    says_paused: bool = False  # the same, as its last heartbeat has it
-    paused_at: float = -PAUSE_INTERVAL_SECONDS  # seconds; when it paused last
+    # exchanges nothing with peers, as it says. Invariant: then it is paused, too
+    saves_bytes: bool = False
+    says_paused: bool = False  # the two, as its last heartbeat has them
+    says_saves_bytes: bool = False
+    paused_at: float = -PAUSE_INTERVAL_SECONDS  # seconds; when it last paused, or began to save bytes
     reason: str = ""  # for its state
     suspected: str | None = None  # why it may be dead; None: it is trusted
     evaluates: bool = True  # its trainer can measure a validation loss
@@ -106,6 +111,7 @@ class Member:
     key: PublicKey = NO_KEY  # the node's, for its life
     invite: int = 0  # number of the invite that its node came with last; 0: not known
     owner: str = ""  # whom that invite is for; empty: not known
+    version: str = ""  # of its software, as it says; empty: not known
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -145,8 +151,8 @@ class Member:
 class Members:
     """The members that are here and those that are gone, with counts that spare callers a look at all of them.
 
-    Invariant: `here` and `departed` have no node in common; `suspects`, `idle`, `holding` and `trusted_counts` are
-    what a look at `here` would give.
+    Invariant: `here` and `departed` have no node in common; `suspects`, `idle`, `saving`, `holding` and
+    `trusted_counts` are what a look at `here` would give.
     """
 
     here: dict[NodeId, Member] = field(default_factory=dict)
@@ -154,6 +160,7 @@ class Members:
     next_id: int = 1
     suspects: frozenset[NodeId] = frozenset()  # of those that are here
     idle: frozenset[NodeId] = frozenset()  # of those that are here, who rest
+    saving: frozenset[NodeId] = frozenset()  # of those that are here, who save bytes
     holding: dict[int, int] = field(default_factory=dict)  # round: how many hold its state
     trusted_counts: dict[MemberState, int] = field(default_factory=dict)  # how many in a state are not suspected
     changes: int = 0  # grows when somebody comes or goes, and when what one is changes
@@ -192,6 +199,7 @@ def join(
     key: PublicKey = NO_KEY,
     invite: int = 0,
     owner: str = "",
+    version: str = "",
 ) -> Members:
     """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
     before = members.here.get(node)
@@ -220,12 +228,14 @@ def join(
         usual_pace=known.usual_pace if known is not None else 0.0,
         fastest=known.fastest if known is not None else 0.0,
         counted_at=known.counted_at if known is not None else now,
+        turns=known.turns if known is not None else 0,
         inside=known.inside if known is not None else 0.0,
         outside=known.outside if known is not None else 0.0,
         pin=pin,
         key=key or (known.key if known is not None else NO_KEY),
         invite=invite or (known.invite if known is not None else 0),
         owner=owner or (known.owner if known is not None else ""),
+        version=version,
     )
     gone = (
         {n: m for n, m in members.departed.items() if n != node} if node in members.departed else members.departed
@@ -252,8 +262,8 @@ def put(members: Members, *changed: Member) -> Members:
 
 
 def _kind(member: Member) -> tuple[object, ...]:
-    """What the counts in `Members` are made of."""
-    return member.state, member.suspected is None, member.rests, member.state_round
+    """What the counts in `Members` are made of; all but the last is what it is."""
+    return member.state, member.suspected is None, member.rests, member.saves_bytes, member.state_round
 
 
 def report_state(members: Members, node: NodeId, round_: int, digest: bytes) -> Members:
@@ -268,7 +278,7 @@ def _recounted(
     """With `here` in the place of who was; `changed`: whom it has in the place of whom, None: nobody."""
     active = MemberState.ACTIVE
     suspects, holding, trusted = members.suspects, dict(members.holding), dict(members.trusted_counts)
-    idle = members.idle
+    idle, saving = members.idle, members.saving
     changes, losses, generations = members.changes, members.losses, members.generations
     for was, now in changed:
         same = was is not None and now is not None and was.life == now.life
@@ -278,25 +288,25 @@ def _recounted(
                 holding[member.state_round] = holding.get(member.state_round, 0) + by
                 trusted[member.state] = trusted.get(member.state, 0) + by * (member.suspected is None)
         if was is not None and now is not None:
-            changes += same and (was.state, was.suspected is None, was.rests) != (
-                now.state,
-                now.suspected is None,
-                now.rests,
-            )
+            changes += same and _kind(was)[:-1] != _kind(now)[:-1]
         generations += (was is not None and was.state is active) != (now is not None and now.state is active)
         if was is not None:
             losses += was.trusted_as(active) and (not same or now is None or not now.trusted_as(active))
             suspects = suspects if was.suspected is None else suspects - {was.node}
             idle = idle - {was.node} if was.rests else idle
+            saving = saving - {was.node} if was.saves_bytes else saving
         if now is not None and now.suspected is not None:
             suspects = suspects | {now.node}
         if now is not None and now.rests:
             idle = idle | {now.node}
+        if now is not None and now.saves_bytes:
+            saving = saving | {now.node}
     return replace(
         members,
         here=here,
         suspects=suspects,
         idle=idle,
+        saving=saving,
         holding={round_: n for round_, n in holding.items() if n},
         trusted_counts={state: n for state, n in trusted.items() if n},
         changes=changes,
@@ -350,16 +360,21 @@ def set_idle(members: Members, nodes: Iterable[NodeId]) -> Members:
     return put(members, *(replace(members.here[n], idle=True) for n in nodes))
 
 
-def pause(members: Members, node: NodeId, now: float) -> Members:
-    """Enter that the member takes no steps, as it says."""
+def pause(members: Members, node: NodeId, saves_bytes: bool, now: float) -> Members:
+    """Enter that the member takes no steps, as it says, and whether it exchanges anything with peers."""
     member = members.here[node]
-    return put(members, replace(member, paused=True, says_paused=True, paused_at=now))
+    at = member.paused_at if member.paused and not saves_bytes else now
+    rest = replace(member, paused=True, says_paused=True, paused_at=at)
+    return put(members, replace(rest, saves_bytes=saves_bytes, says_saves_bytes=saves_bytes))
 
 
 def resume(members: Members, node: NodeId) -> Members:
-    """Enter that the member may take steps again: it is waited for once it has taken one."""
+    """Enter that the member may take steps again: it is waited for once it has taken one. One without a trainer
+    takes none, and is not waited for in any case."""
     member = members.here[node]
-    rest = replace(member, paused=False, says_paused=False, idle=True, stepped=False, step_before=member.step)
+    rest = replace(member, paused=False, says_paused=False, saves_bytes=False, says_saves_bytes=False)
+    if member.role != REDUCER:
+        rest = replace(rest, idle=True, stepped=False, step_before=member.step)
     return put(members, rest)
 
 
@@ -416,7 +431,13 @@ def record_heartbeats(members: Members, beats: Iterable[Heartbeat], now: float) 
             step = beat.round, beat.inner_step
             moved_at = now if step != m.step or beat.phase != m.phase else m.moved_at
             here[beat.node] = replace(
-                m, heard_at=now, phase=beat.phase, step=step, moved_at=moved_at, says_paused=beat.paused
+                m,
+                heard_at=now,
+                phase=beat.phase,
+                step=step,
+                moved_at=moved_at,
+                says_paused=beat.paused or beat.saves_bytes,
+                says_saves_bytes=beat.saves_bytes,
             )
     return replace(members, here=here)
 
@@ -431,15 +452,18 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
         silence = now - m.heard_at
         if not m.stepped and m.step != m.step_before and min(m.step) > 0:
             verdicts.append(Stepped(node, m.life))
-        if m.says_paused and not m.paused and now - m.paused_at >= PAUSE_INTERVAL_SECONDS:
-            verdicts.append(Paused(node, m.life))
+        more = m.says_paused > m.paused or m.says_saves_bytes > m.saves_bytes
+        if more and now - m.paused_at >= PAUSE_INTERVAL_SECONDS:
+            verdicts.append(Paused(node, m.life, m.says_saves_bytes))
         elif m.paused and not m.says_paused:
             verdicts.append(Resumed(node, m.life))
+        elif m.saves_bytes and not m.says_saves_bytes:
+            verdicts.append(Paused(node, m.life))
         if not m.connected and now > m.expire_at:
             why = "it is not connected" if m.suspected is None else m.suspected
-            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
+            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time", silence=silence))
         elif silence > limits.lease:
-            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
+            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s", silence=silence))
         elif node in awaited and now - m.moved_at > limits.stall:
             reason = f"its trainer made no progress for more than {limits.stall:g} s"
             verdicts.append(Expired(node, m.life, reason, stalled=True))

@@ -50,6 +50,7 @@ from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
     CommittedState,
+    Pair,
     Phase,
     RoundState,
     State,
@@ -75,8 +76,9 @@ def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
     remain."""
     r, need = state.round, max(state.config.members.minimum, 1)
-    ready = tuple(n for n in r.participants if n in r.ledger.contributions)
-    trusted = tuple(n for n in ready if state.members.trusted(n))
+    saving = state.members.saving
+    ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
+    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow)
     members = _connected(state, trusted if len(trusted) >= need else ready, need)
     return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
 
@@ -154,10 +156,9 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
-    return with_round(
-        state,
-        replace(state.round, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), completions=held),
-    )
+    state = with_round(state, replace(state.round, ledger=ledger, completions=held))
+    plan = AttemptState(fence, now, now, predicted=predicted, patience=lateness.patience(state, predicted))
+    return with_round(state, replace(state.round, plan=plan))
 
 
 def _first(at: float | None, now: float) -> float:
@@ -173,10 +174,15 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
     required = r.ledger.required.get(since, b"") if r.salt else b""
     summed = book.enter_sums(r.ledger, event.node, since, event.sums, event.sum_dots)
     ledger = book.seal(summed, event.node, since, event.seals, norms, required, event.dots)
-    sealed_at = now if ledger.complete and not r.ledger.complete else r.sealed_at
     fresh = [c for c, _, _ in event.seals if c in ledger.sealed and c not in r.ledger.sealed]
-    r = marked(replace(r, ledger=ledger, sealed_at=sealed_at), event.node, sealed=now) if fresh else r
-    return audit.draw(with_round(state, replace(r, ledger=ledger, sealed_at=sealed_at)), fresh, now)
+    whole = ledger.complete and not r.ledger.complete
+    plan, sealed_at = r.plan, now if whole else r.sealed_at
+    if plan is not None:
+        own = any(c not in ledger.layered for c in fresh)  # else a relay may have been late
+        times = plan.sealed_at | {event.node: now} if own else plan.sealed_at
+        plan = replace(plan, sealed_at=times, stage_at=now if whole else plan.stage_at)
+    r = replace(r, ledger=ledger, plan=plan, sealed_at=sealed_at)
+    return audit.draw(with_round(state, marked(r, event.node, sealed=now) if fresh else r), fresh, now)
 
 
 def record_orphans(state: State, event: OrphansFound) -> State:
@@ -214,7 +220,9 @@ def record_completion(state: State, event: ReduceComplete, now: float) -> State:
             rtts={n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here},
         )
         state = with_member(state, measured)
-    r = replace(state.round, completions=r.completions | {event.node: event})
+    r = state.round
+    plan = None if r.plan is None else replace(r.plan, held_at={event.node: now} | r.plan.held_at)
+    r = replace(r, completions=r.completions | {event.node: event}, plan=plan)
     return with_round(state, marked(r, event.node, complete=now))
 
 
@@ -224,14 +232,12 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     r, node, peer = state.round, event.node, event.peer
     if r.planned_at is None or event.fence.round != r.number or node == peer:
         return state
+    if not state.members.saving.isdisjoint((node, peer)):
+        return state  # it exchanges nothing, as it says
     pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= r.participants.keys() and event.fence.attempt < r.ledger.attempt
-        return (
-            with_round(state, replace(state.round, lost=(*r.lost, pair)))
-            if known and pair not in r.lost
-            else state
-        )
+        return _with_lost(state, pair, (node, peer), again=False) if known else state
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     if not broken_paths.needed(r.ledger, node, peer):
@@ -244,7 +250,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     if not blamed.connected and blamed.suspect_at <= now:
         reason = f"its connections broke ({event.reason})"
         return remove(state, peer, MemberState.EVICTED, reason, out, Standing.BROKE)
-    state = with_round(state, replace(state.round, lost=(*r.lost, pair)))
+    state = _with_lost(state, pair, (node, peer), again=True)
     why = f"{name} could not reach {other}"
     again = _worst(state, attempt_members(state, max(now, r.paused_until)))
     if again is None:
@@ -255,8 +261,17 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
 
 
-def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
-    """REDUCING: the attempt is over when all is held, or when it cannot end."""
+def _with_lost(state: State, pair: Pair, said: Pair, *, again: bool) -> State:
+    """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it
+    broke before."""
+    r = state.round
+    lost = (*r.lost, pair) if again or pair not in r.lost else r.lost
+    return with_round(state, replace(r, lost=lost, accused=r.accused | {said}))
+
+
+def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> State:
+    """REDUCING: the attempt is over when all is held, or when it cannot end. Who is far behind the others takes a
+    look at all of them: that is done at ticks."""
     r, here = state.round, state.members.here
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None
@@ -274,21 +289,27 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
                 return checked
             if replay.awaits_chunks(state, now):
                 return state
-            state = charge_outliers(broken_paths.remember(state, out), out)
+            state = lateness.charge_stragglers(broken_paths.remember(state, out), out)
+            state = charge_outliers(state, out)
             committed = _commit(state, left, now, out)
             return conduct.settle(committed, len(r.participants), out)
         if not everywhere and not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)
     if gone := gone or sorted(ledger.gone, key=order):
-        return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
+        one = len(gone) == 1
+        if state.members.saving.issuperset(gone):
+            why = "saves bytes" if one else "save bytes"
+        else:
+            why = "is gone" if one else "are gone"
+        return fail_attempt(state, f"{state.names(gone)} {why}", now)
     if len(plan_.orphans) >= len(left) and ledger.orphans and all(n in plan_.orphans for n in left):
         return _adopt(state, now)
+    if tick and ledger.complete and not everywhere:
+        state = disputes.tell_stragglers(state, lateness.to_be_told(state, now), now)
     if not everywhere and lateness.is_overdue(state, now):
         if ledger.complete and 2 * len(r.completions) < len(members) and not r.wrong.issuperset(members):
             return disputes.tell_digests(state, now, out)
-        slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
-            n for n in members if n not in r.completions and n not in plan_.missing_chunks
-        }
+        slow = lateness.waited_for(state)
         late = sorted(slow, key=order)
         # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
         alone = ledger.attempt > 1 or not slow.issuperset(owner for owner in ledger.owners if owner)
@@ -336,8 +357,9 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MAX_MISSED_ROUNDS) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
-    changed = (replace(here[n], missed=rounds) for n, rounds in missed.items() if rounds != here[n].missed)
-    members = who.put(state.members, *changed)
+    turns = {n: here[n].turns + 1 if n in r.slow else 0 for n in r.participants if n in here}
+    changed = (replace(here[n], missed=rounds, turns=turns[n]) for n, rounds in missed.items())
+    members = who.put(state.members, *(m for m in changed if m != here[m.node]))
     members = who.put(members, *with_counted_work(members.here, r, weights))
     members = who.put(members, *with_seen_rates(members.here, witnessed_rates(r.completions)))
     near: dict[int, list[NodeId]] = {}
@@ -378,6 +400,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         committed_at=now,
         names={n: state.name(n) for n in sorted({*r.participants, *weights}, key=order)},
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
+        exchange={n: rounded(r.moments[n].complete - r.planned_at, 8) for n in members_ if n in r.completions},
     )
     past, pace = remember(state), slowness.RoundPace(**record.seconds)
     return replace(

@@ -90,6 +90,7 @@ def _free(state: State) -> list[NodeId]:
         for n, m in state.members.here.items()
         if m.role == VERIFIER
         and m.connected
+        and not m.paused
         and m.trusted_as(MemberState.SYNCED)
         and (m.state_round, m.state_digest) == held
         and n not in state.replays.tasks
@@ -171,6 +172,8 @@ def _obstacle(state: State, verifier: NodeId, task: Replay, now: float) -> str:
     member, r = state.members.here.get(verifier), state.round
     if member is None or member.life != task.life or member.state_round != task.round - 1:
         return f"{state.name(verifier)} has not the state any more that it began with"
+    if member.paused:
+        return f"{state.name(verifier)} is paused"
     if now >= task.expires or state.state_lost or state.tied or r.phase is Phase.FINISHED:
         return "there is no time for it"
     if task.shown:

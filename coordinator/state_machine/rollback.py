@@ -6,7 +6,7 @@ A node has its state on disk and says, before it says its layout, which one that
 power cut of the whole fleet the newest state that came back is known, and proven: every commit's digest is
 remembered (`CommittedState`), and counts whatever number the node knows the state by.
 
-    somebody holds state k          the others fetch it; nothing happens here
+    somebody gives state k          the others fetch it; nothing happens here
     nobody, but one proves j < k    waits for those who may still bring k, from that proof on `checkpoint.patience`
                                     seconds for each round that would be lost; then rounds j+1 ... k are void
     nobody proves anything          waits, and says so: a run never begins anew by itself
@@ -19,8 +19,10 @@ the first of them made.
 
 Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
 whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
-twice. A suspect gets none: what it holds may never be heard. Time in which the coordinator itself took nothing in
-(its disk was full, its process stopped) is no waiting: then it begins again.
+twice. A suspect gets none: what it holds may never be heard. Who holds state k and saves bytes is waited for like
+one that is away, and proves nothing: it may come with it, and the others cannot tell when (`byte_saving`). Time in
+which the coordinator itself took nothing in (its disk was full, its process stopped) is no waiting: then it begins
+again.
 
 A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
 holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens
@@ -59,7 +61,10 @@ def wait_reason(state: State) -> str:
         k = state.committed
         return f"its members made different states of round {k}: waits for who has the state before it on disk"
     k, proven, may = state.committed, newest_proven(state), possible_holders(state)
+    silent = [n for n in may if n in state.members.here and state.members.here[n].saves_bytes]
     reason = f"no living member holds the state of round {k}: "
+    if silent:
+        reason = f"the state of round {k} is only where bytes are saved ({state.names(silent)}): "
     names = state.names(may or sorted(state.makers, key=order))
     if proven is None:
         had = f"; {names} had it" if names else ""
@@ -74,7 +79,8 @@ def wait_reason(state: State) -> str:
 def newest_proven(state: State) -> CommittedState | None:
     """The newest of the run's states that a member here proves to hold."""
     known = {past.digest: past for past in state.past}
-    told = (known.get(m.state_digest) for m in state.members.here.values() if m.state_round >= 0)
+    giving = (m for m in state.members.here.values() if m.state_round >= 0 and not m.saves_bytes)
+    told = (known.get(m.state_digest) for m in giving)
     return max((past for past in told if past is not None), key=lambda past: past.round, default=None)
 
 
@@ -86,7 +92,11 @@ def possible_holders(state: State) -> list[NodeId]:
         for n, m in members.departed.items()
         if m.state is MemberState.EVICTED and (n in state.makers or m.state_round == k)
     ]
-    coming = [n for n, m in members.here.items() if m.state is MemberState.JOINING and m.role != REDUCER]
+    coming = [
+        n
+        for n, m in members.here.items()
+        if (m.state is MemberState.JOINING and m.role != REDUCER) or (m.saves_bytes and m.state_round == k)
+    ]
     return away + coming
 
 

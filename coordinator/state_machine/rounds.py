@@ -39,6 +39,7 @@ ASIDE_REASON = "its work is not taken for now, for what is held against it (atol
 MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
 MANY_LATE = 20  # members
 MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
+MAX_COLLECT_SHARE = 0.1  # of the quorum's inner time: how long the others, who have stopped, wait at most
 
 
 def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
@@ -251,14 +252,12 @@ def _all_done(state: State, away: frozenset[NodeId], h: str) -> str:
     r = state.round
     if short := [n for n in r.participants if n not in r.reached and n not in away]:
         return f"{state.names(short)} stopped short of {h}"
-    idle, without = _idle(state) - _away(state), ""
-    if lost := [n for n in r.participants if n in away and n not in idle]:
-        without = f" but {state.names(lost)}, out of reach,"
-    if idle:
-        more = "and" if without else "but"
-        without += (
-            f" {more} {state.names([n for n in r.participants if n in idle])}, whose trainer takes no steps,"
-        )
+    lost = _away(state)
+    saving = _saving(state) - lost
+    idle = _idle(state) - saving - lost
+    kinds = (lost, "out of reach"), (saving, "which saves bytes"), (idle, "whose trainer takes no steps")
+    found = [f"{state.names([n for n in r.participants if n in nodes])}, {why}," for nodes, why in kinds if nodes]
+    without = f" but {' and '.join(found)}" if found else ""
     return f"every member{without} has its {h}"
 
 
@@ -279,7 +278,7 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
     """Decide until when the round waits for `late`: whose pace makes it within the grace has made it then."""
     r, rounds, here = state.round, state.config.rounds, state.members.here
     assert r.reached_at is not None
-    inner = _inner_time(state)
+    inner = state.inner_time
     most = r.reached_at + rounds.grace * inner
     last, until = late[0], r.reached_at
     soon = -inf
@@ -290,13 +289,6 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
             last, soon = node, expected
             until = min(most, soon + 0.1 * inner)
     return Grace(last, until)
-
-
-def _inner_time(state: State) -> float:
-    """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well."""
-    r, here = state.round, state.members.here
-    paces = [here[n].pace for n in r.reached if n in here and here[n].pace]
-    return state.steps / median(paces) if paces else 0.0
 
 
 def _close(state: State, now: float, why: str) -> State:
@@ -315,8 +307,8 @@ def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> t
     trusted = tuple(n for n in r.participants if n not in away)
     waited_for = [n for n in trusted if n not in contributions]
     able = tuple(n for n in trusted if n in contributions)
-    # What one alone commits would die with it; but from who has taken no step there is nothing to be had.
-    n = len(r.participants) - len(_idle(state)) - len(_unstepped(state, waited_for))
+    # What one alone commits would die with it; but of who has taken no step, or saves bytes, nothing is to be had.
+    n = counted(state) - len(_unstepped(state, waited_for))
     need = max(ceil(state.config.rounds.quorum * n), min(2, n))
     if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):
         return ()
@@ -328,8 +320,9 @@ def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> t
 def go_on_without(state: State, out: list[Effect]) -> State:
     """COLLECTING: say whom the reduce leaves out. Who has taken no step by now is idle from here on."""
     r = state.round
-    idle, trusted = _idle(state), state.members.trusted
-    without = [n for n in r.participants if n not in idle and (n not in r.ledger.contributions or not trusted(n))]
+    idle, trusted, saving = _idle(state), state.members.trusted, state.members.saving
+    there = {n for n in r.ledger.contributions if trusted(n) and n not in saving}
+    without = [n for n in r.participants if n not in idle and n not in there]
     unstepped = _unstepped(state, [n for n in without if n not in r.ledger.contributions and trusted(n)])
     if unstepped:
         one = "its trainer has taken no step; no round waits for it until it has"
@@ -370,10 +363,12 @@ def collect_deadline(state: State, late: list[NodeId]) -> float:
     """The time, in seconds, from which the round no longer waits for `late`, who were told to finish.
 
     By what was measured they have two inner steps at their pace, and three times what the others took; but the
-    round does not stand still for longer than its grace, for nothing is lost: their work counts in the next one.
+    round does not stand still for longer than its grace, nor than a tenth of its inner time, for nothing is lost:
+    their work counts in the next one.
     """
     r, rounds, here = state.round, state.config.rounds, state.members.here
-    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, rounds.grace * _inner_time(state)))
+    share = min(rounds.grace, MAX_COLLECT_SHARE)
+    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, share * state.inner_time))
     steps = [2 / here[n].pace if here[n].pace else (0.0 if here[n].missed else most) for n in late]
     measured = 3 * median(r.answers or (0.0,)) + max(steps)
     return r.asked_at + min(most, max(MIN_COLLECT_SECONDS, measured))
@@ -383,8 +378,8 @@ def quorum(state: State) -> int:
     """The number of members that make the round close when they have their inner steps. Who stopped short of them
     is not counted: nothing more will come of it."""
     r = state.round
-    stopped = r.ledger.contributions.keys() - r.reached
-    return ceil(state.config.rounds.quorum * (len(r.participants) - len(stopped) - len(_idle(state))))
+    stopped = r.ledger.contributions.keys() - r.reached - _saving(state)
+    return ceil(state.config.rounds.quorum * (counted(state) - len(stopped)))
 
 
 def refill(state: State, now: float, out: list[Effect]) -> State:
@@ -392,7 +387,7 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
     r = state.round
     if not r.participants:
         return start_over(state)
-    able = trainers(state)
+    able = (n for n in trainers(state) if n not in state.members.saving)
     entering = tuple(n for n in able if n not in r.participants)
     there = len(r.participants) - len(_absent(state))
     entering = contributors(state, entering, min(len(entering), max(state.config.members.minimum, 1) - there))
@@ -432,6 +427,12 @@ def _away(state: State) -> frozenset[NodeId]:
     return suspects.intersection(state.round.participants) if suspects else suspects
 
 
+def _saving(state: State) -> frozenset[NodeId]:
+    """Participants that exchange nothing for now, whatever they have trained."""
+    saving = state.members.saving
+    return saving.intersection(state.round.participants) if saving else saving
+
+
 def _idle(state: State) -> frozenset[NodeId]:
     """Participants from whom nothing came, and nothing is waited for, since their trainers take no steps."""
     r, idle = state.round, state.members.idle
@@ -442,9 +443,9 @@ def _idle(state: State) -> frozenset[NodeId]:
 
 def _absent(state: State) -> frozenset[NodeId]:
     """Participants that a round does not wait for."""
-    return _away(state) | _idle(state)
+    return _away(state) | _idle(state) | _saving(state)
 
 
 def counted(state: State) -> int:
     """The number of participants that count for `members.minimum`."""
-    return len(state.round.participants) - len(_idle(state))
+    return len(state.round.participants) - len(_idle(state) | _saving(state))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
+from statistics import median
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
@@ -55,12 +56,19 @@ class AttemptState:
     """The attempt in force, beyond what the ledger knows of it."""
 
     fence: Fence
-    opened_at: float  # seconds
+    opened_at: float  # seconds; later where the coordinator was away since
+    # seconds; the same, or since when all is sealed: what is waited for has its time from here
+    stage_at: float = 0.0
     orphans: dict[NodeId, OrphansFound] = field(default_factory=dict)  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
+    patience: float = 0.0  # seconds for which one contributor may hold up an owner; 0: as long as it takes
     # who asked all in vain for which chunks
     missing_chunks: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
+    # seconds; when owners sealed what they sealed last
+    sealed_at: dict[NodeId, float] = field(default_factory=dict)
+    # seconds; when members said that they hold everything
+    held_at: dict[NodeId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +143,17 @@ class RoundState:
     planned_at: float | None = None  # seconds; when the first attempt was
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
     patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away
+    slow: frozenset[NodeId] = frozenset()  # whose links are too slow for its reduce: their work counts later
     paused_until: float = 0.0  # seconds; no attempt before: the last one failed and the next is no better
     lost: tuple[Pair, ...] = ()  # whose connections broke in its attempts, once for each time
+    accused: frozenset[Pair] = frozenset()  # of these: who said that it could not reach whom
     answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
     ledger: Ledger = Ledger()
     plan: AttemptState | None = None
     completions: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
     # told the digests: members that said so and had others, and all that lack chunks then
     wrong: frozenset[NodeId] = frozenset()
+    stragglers: dict[NodeId, float] = field(default_factory=dict)  # seconds; when those few were told the digests
     forgers: frozenset[NodeId] = frozenset()  # who gave other bytes than the ledger's, as others told
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     # of whose delta an owner alone found the norm larger than told: those owners
@@ -207,6 +218,9 @@ class ConductBook:
     # is against most members.
     doubtful: tuple[tuple[NodeId, str, Evidence], ...] = ()
     broken: tuple[BrokenPath, ...] = ()  # `broken_paths` keeps them, the latest last
+    # By identity, the latest last: the round whose exchange its member last left to save bytes; `byte_saving`
+    # keeps them.
+    exchanges_left: dict[str, int] = field(default_factory=dict)
     decisions: int = 0  # so far
 
 
@@ -315,12 +329,20 @@ class State:
         return self.committed in self.members.holding
 
     @property
+    def state_given(self) -> bool:
+        """Whether a living member holds state_committed, and does not keep it to itself to save bytes."""
+        holders = self.members.holding.get(self.committed, 0)
+        silent = (self.members.here[n] for n in self.members.saving)
+        return holders > sum(m.state_round == self.committed for m in silent)
+
+    @property
     def state_lost(self) -> bool:
-        """Whether nobody here holds the state of the last commit, or can make it from what it holds."""
-        if not self.committed or self.round.phase is Phase.FINISHED or self.state_held:
+        """Whether nobody here gives the state of the last commit to others, or can make it from what it holds."""
+        if not self.committed or self.round.phase is Phase.FINISHED or self.state_given:
             return False
-        here = self.members.here
-        return not any(n in here and here[n].state is who.MemberState.ACTIVE for n in self.makers)
+        here, saving = self.members.here, self.members.saving
+        makers = (n for n in self.makers if n in here and n not in saving)
+        return not any(here[n].state is who.MemberState.ACTIVE for n in makers)
 
     @property
     def awaited_members(self) -> frozenset[NodeId]:
@@ -353,7 +375,7 @@ class State:
 
     def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:
         """Those that cannot train yet: they fetch the state, or would if it could be had."""
-        here, there = self.members.here, bool(self.digest) and self.state_held
+        here, there = self.members.here, bool(self.digest) and self.state_given
         lack = {n for n in nodes if here[n].state_round != self.committed}
         return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 
@@ -387,6 +409,14 @@ class State:
         """Inner steps that a member takes in this round at most."""
         together = self.round.number <= self.config.rounds.data_parallel
         return 1 if together else max(self.steps, int(self.steps * self.config.rounds.ceiling))
+
+    @property
+    def inner_time(self) -> float:
+        """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well; 0: not
+        known."""
+        here = self.members.here
+        paces = [here[n].pace for n in self.round.reached if n in here and here[n].pace]
+        return self.steps / median(paces) if paces else 0.0
 
     @property
     def lease(self) -> int:
@@ -463,6 +493,7 @@ def drop_from_round(state: State, node: NodeId, standing: Standing) -> State:
             completions={n: h for n, h in r.completions.items() if n != node},
             settled=r.settled - {node},
             wrong=r.wrong - {node},
+            stragglers={n: at for n, at in r.stragglers.items() if n != node},
             ledger=withdraw(r.ledger, node),
             evaluator=None if r.evaluator == node else r.evaluator,
             gone=r.gone | {node: standing} if _takes_part(r, node) else r.gone,

@@ -229,5 +229,6 @@ def publish_last(state: State, now: float, out: list[Effect]) -> State:
         return state if state.members.here else publish(state, out)
     here = state.members.here
     if pending.val_loss is None and (able := [n for n in state.holders if here[n].measures]):
-        return with_round(state, replace(state.round, evaluator=state.round.evaluator or able[0]))
+        evaluator = state.round.evaluator if state.round.evaluator in able else able[0]
+        return with_round(state, replace(state.round, evaluator=evaluator))
     return publish(state, out) if state.digest else state

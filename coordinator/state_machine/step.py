@@ -12,8 +12,8 @@ journal rebuilds it. This file takes events to the part they concern: `beginning
 `state_sync` (who holds which state), `rounds` (when a round starts and closes), `reduce` (attempts and commit),
 `audit` (whether what was sealed is what went in), `replay` (whether contributors train what they were told to),
 `disputes` (sealed chunks that cannot be had), `rollback` (when the state is gone with all who held it), `conduct`
-(what is held against members), on the small machines `members`, `leases`, `ledger` and `strikes`. Each decision
-says why in a `Note`.
+(what is held against members), `byte_saving` (who exchanges nothing for now), on the small machines `members`,
+`leases`, `ledger` and `strikes`. Each decision says why in a `Note`.
 """
 
 from collections.abc import Iterable
@@ -25,14 +25,17 @@ from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import (
     audit,
     beginning,
+    byte_saving,
     conduct,
     credit,
     disputes,
     inquiry,
+    lateness,
     reduce,
     replay,
     rollback,
     rounds,
+    slow_links,
     state_sync,
 )
 from atoll.coordinator.state_machine import members as who
@@ -48,6 +51,7 @@ from atoll.coordinator.state_machine.events import (
     Effect,
     Event,
     Expired,
+    HeardNobody,
     Heartbeat,
     Joined,
     LayoutReported,
@@ -137,7 +141,7 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
 
 def _waits_for(state: State) -> tuple[object, ...]:
     r = state.round
-    there = state.digest, state.state_held
+    there = state.digest, state.state_given
     return (
         state.members.changes,
         there,
@@ -151,7 +155,7 @@ def _waits_for(state: State) -> tuple[object, ...]:
 
 def _late(state: State, event: Event) -> bool:
     """It speaks of a node that is gone, or of an earlier life of it; or of a model that it cannot have."""
-    if isinstance(event, Started | Tick | TrainersSeen | Pardoned | WritesResumed):
+    if isinstance(event, Started | HeardNobody | Tick | TrainersSeen | Pardoned | WritesResumed):
         return False
     member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
@@ -166,6 +170,10 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
     match event:
         case Started(incarnation, nonce):
             return _restarted(replace(state, nonce=nonce or state.nonce), incarnation, now)
+        case HeardNobody(seconds):
+            if seconds:
+                out.append(Note(f"the coordinator stood still for {seconds:.0f} s: all have their time anew"))
+            return _with_time_anew(state, now)
         case Joined():
             return _joined(state, event, now, out)
         case Connected(node):
@@ -221,16 +229,16 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return _trust(state, node, out)
         case Stepped(node):
             return replace(state, members=who.enter_step(state.members, node))
-        case Paused(node):
-            out.append(Note(f"{state.name(node)} is paused: no round waits for its steps", node))
-            return replace(state, members=who.pause(state.members, node, now))
+        case Paused():
+            return byte_saving.record_pause(state, event, now, out)
         case Resumed(node):
             out.append(Note(f"{state.name(node)} is no longer paused", node))
             return replace(state, members=who.resume(state.members, node))
-        case Expired(node, _, reason, stalled):
+        case Expired(node, _, reason, stalled, silence):
             if stalled and node in state.round.participants:  # it is idle in its next life, until it steps
                 state = replace(state, members=who.set_idle(state.members, [node]))
             lost = Standing.SILENT if state.members.here[node].connected else Standing.BROKE
+            state = lateness.charge_who_is_gone(state, node, silence, now, out)
             return remove(state, node, MemberState.EVICTED, reason, out, Standing.STALLED if stalled else lost)
         case Pardoned(node, reason):
             return conduct.pardon(state, node, reason, out)
@@ -272,7 +280,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
             case Phase.COLLECTING:
                 after = _reduce_if_due(after, now, isinstance(event, Tick), out)
             case Phase.REDUCING:
-                after = reduce.commit_or_retry(after, now, out)
+                after = reduce.commit_or_retry(after, now, isinstance(event, Tick), out)
             case Phase.FINISHED:
                 after = state_sync.publish_last(after, now, out)
             case _:
@@ -301,7 +309,7 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
     members = rounds.reduce_members(state, now, tick, out) if first else reduce.attempt_members(state, now)
     if members:
         if first:
-            state = rounds.go_on_without(state, out)
+            state, members = slow_links.in_turn(rounds.go_on_without(state, out), members, out)
         opened = reduce.open_attempt(state, members, now, out)
         return replay.draw(opened, now) if first else opened
     return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state
@@ -310,18 +318,17 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
 def _restarted(state: State, incarnation: int, now: float) -> State:
     """Nobody is connected to a fresh coordinator; nobody is left out before all had time to come back."""
     members = who.disconnect_all(state.members, state.config.members, now)
-    plan = state.round.plan
     state = replace(state, incarnation=incarnation, members=members)
-    return with_round(
-        replace(state, lost_state=None),
-        replace(
-            state.round,
-            patient_until=now + who.RECONNECT_GRACE_SECONDS,
-            asked_at=now,
-            plan=None if plan is None else replace(plan, opened_at=now),
-            restarts=state.round.restarts + (incarnation > 1),
-        ),
-    )
+    round_ = replace(state.round, restarts=state.round.restarts + (incarnation > 1))
+    return _with_time_anew(with_round(replace(state, lost_state=None), round_), now)
+
+
+def _with_time_anew(state: State, now: float) -> State:
+    """The coordinator was away: whom it waits for could tell it nothing, and has its time from `now` on."""
+    state, plan = audit.give_time_anew(state, now), state.round.plan
+    plan = None if plan is None else replace(plan, opened_at=now, stage_at=now)
+    patient_until = now + who.RECONNECT_GRACE_SECONDS
+    return with_round(state, replace(state.round, patient_until=patient_until, asked_at=now, plan=plan))
 
 
 def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State:
@@ -344,6 +351,7 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
         event.key,
         event.invite,
         event.owner,
+        event.version,
     )
     state = replace(state, members=members)
     as_, owner = conduct.identity(state, node), members.here[node].owner

@@ -41,7 +41,7 @@ from atoll.node.bench.synthetic import (
     ToBench,
     ToPeer,
 )
-from atoll.node.outer.shared_vectors import clear_stale
+from atoll.node.outer.vector_folders import clear_stale
 
 ATOLL = (sys.executable, "-P", "-m", "atoll.comm.cli")
 PEER = (sys.executable, "-P", "-m", "atoll.node.bench.synthetic")

@@ -51,8 +51,9 @@ from atoll.comm.invite import join_host_port
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.bench.host import check_host
 from atoll.node.daemon.state_server import StateServer
-from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
+from atoll.node.outer.vector_folders import clear_stale
 from atoll.node.preflight import available
 from atoll.node.recovery.recovery import Donor, RecoveryProgress, Target, recover
 from atoll.outer_opt.nesterov import Nesterov

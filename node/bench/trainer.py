@@ -43,6 +43,7 @@ from atoll.node.trainer_channel import (
     Initialise,
     Initialised,
     LogLine,
+    MicroBatch,
     Preparing,
     Progress,
     Reached,
@@ -177,7 +178,9 @@ class EngineProcess:
                 raise BenchFailed(f"{self.name} ended: {last_line(self.log)}")
             case Failed(sentence):
                 raise BenchFailed(f"{self.name}: {sentence}")
-            case Preparing() | Hello() | Initialised() | Progress() | Reached() | Ready() | LogLine():
+            case (
+                Preparing() | Hello() | Initialised() | Progress() | Reached() | Ready() | MicroBatch() | LogLine()
+            ):
                 return message
             case _:
                 raise BenchFailed(f"{self.name} said what it was not asked: {type(message).__name__}")

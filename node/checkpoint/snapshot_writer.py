@@ -10,6 +10,7 @@ are of no harm if the log has them. What fails is a problem, and is tried again 
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -133,6 +134,8 @@ class SnapshotWriter:
 
 
 def _give_way() -> None:
-    """Of this thread alone: on Linux priorities are the threads'."""
-    with suppress(OSError, AttributeError):
+    """Of this thread alone: on Linux priorities are the threads', elsewhere the process's."""
+    if sys.platform != "linux":
+        return
+    with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import DIGEST_SIZE, digest
-from atoll.comm.files import Room, atomic_write, room, write_all
+from atoll.comm.files import Room, atomic_write, room, sync_data, write_all
 from atoll.node.checkpoint.policy import reach
 
 FORMAT = "atoll snapshot 2"
@@ -135,7 +135,7 @@ def write(
             entries.append((round_, chunk_digest))
             unsynced += both.nbytes
             if unsynced >= SYNC_INTERVAL:
-                os.fdatasync(file)
+                sync_data(file)
                 unsynced = 0
         write_all(file, [memoryview(_header(run, layout, chunks, tokens, entries))], 0)
     return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)

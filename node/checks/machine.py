@@ -12,19 +12,22 @@ from pathlib import Path
 
 from atoll.comm.cores import core_share
 from atoll.comm.descriptors import raise_limit
+from atoll.comm.errors import AtollError
 from atoll.comm.extras import lacking
-from atoll.node.checks.check import Check
+from atoll.node.checks.check import Check, failed
+from atoll.node.checks.wsl import wsl_checks
 from atoll.node.config import Device, NodeConfig
-from atoll.node.devices import gpus, has_compiler, has_gpu_driver, torch_has_gpus
-from atoll.node.preflight import PROCESS_BYTES, available
+from atoll.node.devices import gpus, has_compiler, has_gpu_driver, may_be_apples, torch_has_gpus
+from atoll.node.preflight import PROCESS_BYTES, available, check_device
 
 MIN_DISK = 1 << 30  # bytes that a node of the smallest model takes, with its logs
 MIN_DESCRIPTORS = 1024  # a few for each member of a fleet
 
 
-def machine_checks(config: NodeConfig, state_dir: Path) -> Iterator[Check]:
-    """What a node with these settings needs of this machine, whatever the run."""
+def machine_checks(config: NodeConfig, state_dir: Path, leaf: bool = False) -> Iterator[Check]:
+    """What a node with these settings needs of this machine, whatever the run. `leaf`: nobody is to dial it."""
     yield Check("python", True, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield from wsl_checks(state_dir, leaf)
     yield _packages()
     yield Check("cores", True, str(core_share()))
     yield _memory()
@@ -54,6 +57,8 @@ def _memory() -> Check:
 def _gpu(config: NodeConfig) -> Check:
     if config.device is Device.CPU:
         return Check("gpu", True, "not asked for (device=cpu)")
+    if config.device is Device.MPS:
+        return _apples(config)
     if found := gpus():
         names = ", ".join(f"{gpu.name} ({gpu.memory / 1e9:.0f} GB)" for gpu in found)
         return Check("gpu", True, names)
@@ -65,9 +70,18 @@ def _gpu(config: NodeConfig) -> Check:
         return Check(
             "gpu", False, "device=cuda, and no driver tells of a GPU", "install the driver, or give device=cpu"
         )
-    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
-        return Check("gpu", True, "Apple's, which is not used: the trainer takes the CPU")
+    if may_be_apples():
+        words = "Apple's: the trainer takes it if torch can use it, else the CPU"
+        return Check("gpu", True, words, "not tested on real hardware; device=cpu leaves it alone")
     return Check("gpu", True, "none: the trainer takes the CPU")
+
+
+def _apples(config: NodeConfig) -> Check:
+    try:
+        check_device(config)
+    except AtollError as error:
+        return failed("gpu", error)
+    return Check("gpu", True, "Apple's (device=mps)", "not tested on real hardware")
 
 
 def _compiler(config: NodeConfig) -> Check:

@@ -24,6 +24,7 @@ from atoll.node.preflight import (
     check_device,
     check_memory,
     check_network,
+    check_ranks,
     memory_need,
 )
 
@@ -70,6 +71,8 @@ def _settings(run: RunConfig, config: NodeConfig) -> Check:
         outer_schedule(run)
         check_engine(run, config)
         check_device(config)
+        if config.machines == 1 and config.ranks:
+            check_ranks(run.inner.batch_size, config.ranks)
     except AtollError as error:
         return failed("settings", error)
     engine = "the built-in trainer" if run.engine is Engine.BUILTIN else f"engine {run.engine}"

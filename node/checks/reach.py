@@ -15,7 +15,8 @@ from pathlib import Path
 from atoll.comm.addresses import is_own_network
 from atoll.comm.config.round_time import exchange_seconds, exchanged_bytes
 from atoll.comm.config.run import RunConfig
-from atoll.comm.errors import AtollError, Refused, Unreachable
+from atoll.comm.errors import AtollError, Refused, RefusedForNow, Unreachable
+from atoll.comm.extras import lacking
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import checkup_pb2 as cp
@@ -27,6 +28,7 @@ from atoll.node.control.checkup import Busy, CheckupClient, RunSight
 MEGABIT = 125e3  # bytes
 CLOCK_NOTED = 3.0  # seconds of a clock's error that a gateway does not bear
 CLOCK_REFUSED = 900.0  # seconds of it with which stores refuse what was signed
+BUSY_PAUSES = (1.0, 3.0)  # seconds after a dial-back that had no place, until it is asked for again
 LEAF = "give --leaf"
 FORWARD = "let the port through the firewall, or forward one and give --listen and --advertise; or give --leaf"
 
@@ -54,7 +56,9 @@ def coordinator_check(invite: Invite, sight: RunSight) -> Check:
 def invite_check(sight: RunSight) -> Check:
     """That the coordinator would let this node in."""
     if sight.penalty:
-        return Check("invite", False, sight.penalty, "ask the operator", Refused.exit_code)
+        remedy = "try again later" if sight.penalty_passes else "ask the operator"
+        kind = RefusedForNow if sight.penalty_passes else Refused
+        return Check("invite", False, sight.penalty, remedy, kind.exit_code)
     return Check("invite", True, f"good for run {sight.run.name}, in which {sight.members} members take part now")
 
 
@@ -73,12 +77,16 @@ def clock_check(sight: RunSight) -> Check:
     return Check("clock", True, words)
 
 
+class Unreached(Check):
+    """The coordinator has dialled this machine, and did not reach it."""
+
+
 async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
-    """Whether the coordinator can dial this machine's data plane, which listens now. `address`: as it is to be
-    dialled."""
+    """Whether the coordinator can dial this machine's data plane, which listens now; `Unreached`: it tried in
+    vain. `address`: as it is to be dialled."""
     try:
-        reply = await client.dial_back(address, pin)
-    except (Busy, Unreachable) as error:
+        reply = await _dialled_back(client, address, pin)
+    except Unreachable as error:
         return Check("reach", True, f"not known: {error}")
     except Refused as error:
         return Check("reach", False, str(error), LEAF)
@@ -86,7 +94,26 @@ async def reach_check(client: CheckupClient, address: str, pin: Pin) -> Check:
         note = "of a private network: peers elsewhere cannot dial it" if _is_private(reply.address) else ""
         return Check("reach", True, f"the coordinator dialled this machine at {reply.address}", note)
     how = "nobody answers" if reply.outcome == cp.TIMED_OUT else "it is refused, or another answers"
-    return Check("reach", False, f"peers cannot dial this machine at {reply.address}: {how}", FORWARD)
+    return Unreached("reach", False, f"peers cannot dial this machine at {reply.address}: {how}", FORWARD)
+
+
+def reached_otherwise(check: Check, sight: RunSight) -> Check:
+    """The check of a machine's reach, where its node would do without being dialled: the run has gateways."""
+    if not isinstance(check, Unreached) or not sight.gateways:
+        return check
+    if missing := lacking("a gateway", "hivemind"):
+        return Check("reach", True, f"{check.found}; its node will be a leaf, and dial the others", missing)
+    return Check("reach", True, f"{check.found}; the run's gateways will pass on what is for its node")
+
+
+async def _dialled_back(client: CheckupClient, address: str, pin: Pin) -> cp.DialBackReply:
+    """The answer to a dial-back, asked for again while others are being dialled."""
+    for pause in BUSY_PAUSES:
+        try:
+            return await client.dial_back(address, pin)
+        except Busy:
+            await asyncio.sleep(pause)
+    return await client.dial_back(address, pin)
 
 
 async def reach_check_alone(client: CheckupClient, invite: Invite, listening: Listening) -> Check:

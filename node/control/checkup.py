@@ -1,7 +1,7 @@
 """What a machine asks a coordinator without being a member: what the run is, whether it can be dialled, how fast
 bytes travel. No invite is used up and no session begins.
 
-`atoll doctor` asks before a join, a node right after its own. Each call has a deadline and is made once.
+`atoll doctor` asks, and a node before it joins and right after. Each call has a deadline and is made once.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from typing import Self, TypeVar
 import grpc
 
 from atoll.comm.config.run import RunConfig, from_json
-from atoll.comm.errors import Refused, Unreachable
+from atoll.comm.errors import Unreachable
 from atoll.comm.ids import Pin
 from atoll.comm.invite import Invite
 from atoll.comm.proto import checkup_pb2 as cp
 from atoll.comm.proto import checkup_pb2_grpc as rpc
-from atoll.node.control.client import FINAL_CODES
+from atoll.node.control.refusals import refused
 from atoll.node.control.tls_channel import channel, check_plain
 
 CALL_SECONDS = 10.0
@@ -36,6 +36,10 @@ class Busy(Unreachable):
     """The coordinator has been asked too often of late, or by too many at once."""
 
 
+class Silent(Unreachable):
+    """The coordinator is there and does not answer this in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSight:
     """What a coordinator tells of its run, and what shows of the way to it."""
@@ -47,6 +51,8 @@ class RunSight:
     private: bool  # nodes may have addresses of private networks
     seconds: float  # of the shortest call
     clock_ahead: float  # seconds that this machine's clock is ahead of the coordinator's, by that call
+    gateways: tuple[str, ...] = ()  # multiaddrs by which members are reached who cannot be dialled
+    penalty_passes: bool = False  # it would be let in later
 
 
 class CheckupClient:
@@ -64,18 +70,20 @@ class CheckupClient:
         async with await channel(invite, OPTIONS) as way:
             yield cls(invite, way, session, role)
 
-    async def look(self) -> RunSight:
-        """What the run is, and how far it is. Raises `Refused` for a token that is none of the run's,
-        `Unreachable`, `ConfigError` for a run that this version does not understand."""
+    async def look(self, times: int = LOOKS, deadline: float = CALL_SECONDS) -> RunSight:
+        """What the run is, and how far it is: asked so many times, each answered within `deadline` seconds. Raises
+        `Refused` for a token that is none of the run's, `Busy`, `Silent`, `Unreachable`, `ConfigError` for a run
+        that this version does not understand."""
         best = float("inf")
-        for _ in range(LOOKS):
+        for _ in range(times):
             begun, begun_at = time.monotonic(), time.time()
-            reply = await self._answer(self._stub.Look(self._caller, timeout=CALL_SECONDS))
+            reply = await self._answer(self._stub.Look(self._caller, timeout=deadline))
             seconds = time.monotonic() - begun
             if seconds < best:
                 best, ahead = seconds, begun_at + seconds / 2 - reply.time
         run = from_json(reply.config)
-        return RunSight(run, reply.members, reply.host, reply.penalty, reply.private, best, ahead)
+        ways, passes = tuple(reply.gateways), reply.penalty_passes
+        return RunSight(run, reply.members, reply.host, reply.penalty, reply.private, best, ahead, ways, passes)
 
     async def dial_back(self, address: str, pin: Pin) -> cp.DialBackReply:
         """Have the coordinator dial this machine's data plane at `address`, host:port, of which the host may be
@@ -112,10 +120,12 @@ class CheckupClient:
             return await call
         except grpc.aio.AioRpcError as error:
             why = (error.details() or error.code().name).splitlines()[0]
-            if error.code() in FINAL_CODES:
-                raise Refused(why) from None
+            if (no := refused(error)) is not None:
+                raise no from None
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise Busy(why) from None
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise Silent(f"the coordinator at {self._invite.address} does not answer ({why})") from None
             if not self._invite.pin:
                 await check_plain(self._invite)
             raise Unreachable(f"no coordinator answers at {self._invite.address} ({why})") from None

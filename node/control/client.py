@@ -12,9 +12,10 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from math import isfinite
 from typing import TypeVar
 
@@ -31,27 +32,24 @@ from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
 from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
+from atoll.node.control.checkup import Busy, CheckupClient, RunSight, Silent
 from atoll.node.control.clock_offset import ClockOffset
 from atoll.node.control.freshness import StreamFreshness, ViewVersion
 from atoll.node.control.outbox import ReportOutbox, ReportQueue, SessionLost
+from atoll.node.control.refusals import refused
 from atoll.node.control.roster import Roster
 
 log = logging.getLogger("atoll.node")
 MAX_OUTAGES = 32  # of the coordinator, that are remembered
 T = TypeVar("T")
 CALL_SECONDS = 10.0  # deadline of one call
+LOOK_SECONDS = 5.0  # for which a join waits for what is told before it
 OUTAGE_SECONDS = 24 * 3600.0  # seconds for which a member goes on without a coordinator
-FINAL_CODES = {  # answers that trying again will not change
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1_500),  # for one attempt: four round trips of a long way, or a busy machine
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_500),
 ]
@@ -70,8 +68,9 @@ class NodeIdentity:
 
 
 class ControlClient:
-    """One node's connection to the coordinator: `join`, then `watch`, `send_reports` and `heartbeat` side by side,
-    each of which raises `SessionLost` when the coordinator no longer knows the session; `close` at the end."""
+    """One node's connection to the coordinator: `look` if it is to, `join`, then `watch`, `send_reports` and
+    `heartbeat` side by side, each of which raises `SessionLost` when the coordinator no longer knows the session;
+    `close` at the end."""
 
     def __init__(self, invite: Invite) -> None:
         self._invite = invite
@@ -85,6 +84,8 @@ class ControlClient:
         self._outages = deque[tuple[float, float]]((), MAX_OUTAGES)  # seconds; from when to when it did not
         self.clock = ClockOffset()
         self.session = ""
+        self.relay = ""  # multiaddr at which this node relays; empty: it does not
+        self.on_gateways: Callable[[Sequence[str]], None] | None = None  # told the run's gateways, as they change
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -102,6 +103,7 @@ class ControlClient:
             leaf=identity.leaf,
             role=identity.role,
             pin=identity.pin,
+            version=version("atoll"),
         )
         prove_join(request, identity.key)
         reply = await self._retry(lambda: self._ask_to_join(request), patience)
@@ -110,10 +112,28 @@ class ControlClient:
         self._freshness.begin_session()
         return reply
 
-    async def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
+    async def look(self, role: str, patience: float) -> RunSight | None:
+        """What the coordinator tells of its run before this node joins. None: it is there, and does not tell it in
+        time, or not to this node: the join will say why. Raises `ConfigError` for a run that this version does not
+        understand, `Refused` for another coordinator than the invite's, `Unreachable` after `patience`."""
+        return await self._retry(lambda: self._ask_to_look(role), patience)
+
+    async def _ask_to_look(self, role: str) -> RunSight | None:
+        asking = CheckupClient(self._invite, await self._open(), self.session, role)
+        try:
+            return await asking.look(times=1, deadline=LOOK_SECONDS)
+        except (Busy, Silent, Refused) as error:
+            log.info(f"the run is not known before the join: {error}")
+            return None
+
+    async def _open(self) -> grpc.aio.Channel:
         if self._channel is None:
             self._channel = await tls_channel.channel(self._invite, OPTIONS)
             self._stub = rpc.CoordinatorStub(self._channel)
+        return self._channel
+
+    async def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
+        await self._open()
         try:
             return await self._stub.Join(request, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -180,20 +200,24 @@ class ControlClient:
             ack = await self._retry(lambda r=request: self._stub.Report(r, timeout=CALL_SECONDS), OUTAGE_SECONDS)  # type: ignore[misc]
             queue.acknowledge(ack)
 
-    async def heartbeat(self, beat: pb.HeartbeatRequest) -> None:
-        """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
-        beat.session = self.session
+    async def heartbeat(self, beat: pb.HeartbeatRequest) -> bool:
+        """One heartbeat; returns whether it was answered: a missed one is made up for by the next. Raises
+        `SessionLost`."""
+        beat.session, beat.relay = self.session, self.relay
         asked_at, began = time.time(), time.monotonic()
         try:
             ack = await self._stub.Heartbeat(beat, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             self._note_silence(_why(error))
-            return
+            return False
         self._note_answer()
         self.clock.add(asked_at, time.time(), time.monotonic() - began, ack.now)
         if not ack.known:
             raise SessionLost(ack.reason)
+        if ack.gateways and self.on_gateways is not None:
+            self.on_gateways(ack.gateways)
         self._check_stream((ack.incarnation, ack.version))
+        return True
 
     def _check_stream(self, newest: ViewVersion) -> None:
         """Give up a stream that has not brought the newest view for too long."""
@@ -220,8 +244,8 @@ class ControlClient:
                 self._note_answer()
                 return answer
             except (grpc.aio.AioRpcError, Unreachable) as error:
-                if isinstance(error, grpc.aio.AioRpcError) and error.code() in FINAL_CODES:
-                    raise Refused(error.details() or error.code().name) from None
+                if isinstance(error, grpc.aio.AioRpcError) and (no := refused(error)) is not None:
+                    raise no from None
                 why = _why(error)
                 self._note_silence(why)
                 left = until - time.monotonic()

@@ -205,4 +205,5 @@ def plan_of(wire: pb.Plan) -> Plan:
         wire.length,
         wire.salt,
         frozenset(map(NodeId, wire.verifiers)),
+        wire.patience,
     )

@@ -119,6 +119,7 @@ def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
 
 
 def _short(path: Path) -> str:
-    """Unix socket paths end at 107 bytes: a relative one is often short enough where the absolute is not."""
+    """Unix socket paths end at 107 bytes, of macOS at 103: a relative one is often short enough where the absolute
+    is not."""
     absolute = str(path.absolute())
-    return absolute if len(os.fsencode(absolute)) <= 107 else os.path.relpath(absolute)
+    return absolute if len(os.fsencode(absolute)) <= 103 else os.path.relpath(absolute)

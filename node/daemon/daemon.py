@@ -12,6 +12,7 @@ import logging
 import shlex
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, assert_never
 
@@ -21,7 +22,6 @@ from msgspec.structs import replace
 from atoll.comm.codecs.factory import codec_of
 from atoll.comm.codecs.warm_up import warm_up_in_thread
 from atoll.comm.config.beginning import beginning
-from atoll.comm.config.engine import Engine
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.incidents import IncidentKind
@@ -29,25 +29,24 @@ from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.xdg import cache_dir
-from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
+from atoll.node.config import NodeConfig, TrainerSpec, threads_of
 from atoll.node.control.round_book import RoundBook
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.audits import offers
-from atoll.node.daemon.join_checks import log_run, look_around
+from atoll.node.daemon.entrance import check_room, enter
+from atoll.node.daemon.join_checks import look_around
 from atoll.node.daemon.manners import Manners
+from atoll.node.daemon.memory_limit import MemoryLimit
+from atoll.node.daemon.metrics_page import metrics_page
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
+from atoll.node.daemon.phase_clock import PhaseClock
 from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.run_status import of_the_run
-from atoll.node.daemon.session import MEGABIT, CoordinatorSession
-from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
+from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
+from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
-from atoll.node.data.source import check_source
-from atoll.node.devices import gpus, resolve
-from atoll.node.engine_check import check_engine
 from atoll.node.manners.limits import KEYS
-from atoll.node.outer.method import outer_schedule
-from atoll.node.preflight import beginning_out_of_reach, check_compiler, check_device, check_memory, check_network
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
 from atoll.node.state_machine.state import Ahead, At, State, Training
@@ -64,10 +63,12 @@ from atoll.node.trainer_channel import (
     Initialised,
     LogLine,
     LoopLeft,
+    MicroBatch,
     Preparing,
     Progress,
     Reached,
     Ready,
+    Rests,
     ToDaemon,
     Train,
     Waits,
@@ -89,8 +90,10 @@ class Daemon:
         self._state = State()
         self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._pulse = Pulse()
+        self._phases = PhaseClock(time.monotonic(), self._state.phase)
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
+        self._takes_part = False  # it has joined, and was not told to end before
         self._ending = False  # the process was told to end
         self._finished = False  # the run is
         self._heartbeat = 0.0  # seconds between two
@@ -104,59 +107,37 @@ class Daemon:
         self._loading: asyncio.Task[None] | None = None  # of state 0, from where the run says
         self._restored = asyncio.Event()  # what is on the disk was loaded
         self._compiled = asyncio.Event()  # what the run's codec calls
+        self._memory: MemoryLimit
+        self._failure: AtollError | None = None  # why it is to end, where it would else go on
 
     async def run(self) -> None:
-        with exclusive(self._options.state_dir), take_part():
+        with exclusive(self._options.state_dir), take_part(), on_signals(self._interrupt):
             await self._story()
 
     async def _story(self) -> None:
         """The story of a node, from join to good-bye."""
-        opened = CoordinatorSession.opened(self._invite, self._config, self._options, self._server)
         try:
-            async with opened as self._member:
-                try:
-                    self._heartbeat = (await self._member.join(self._options.role)).heartbeat
-                    self._state = State(stall=self._member.run.members.stall)
-                    self._check()
-                    if self._options.checks:
-                        log_run(self._member, self._config)
-                    self._supervisor = self._make_supervisor()
-                    with on_signals(self._interrupt):
-                        verbs = self._manners.verbs | {"finish": self._finish}
-                        serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
+            async with AsyncExitStack() as opened:
+                if await ends_before(self._over, self._enter(opened), ENTER_SECONDS):
+                    self._takes_part = True
+                    verbs = self._manners.verbs | {"finish": self._finish}
+                    serving = control_socket.serve(self._options.state_dir, self.status, self.leave, verbs)
+                    with metrics_page(self._options.metrics, self.status):
                         async with serving:
                             await self._live()
-                except* AtollError as errors:
-                    await self._member.leave(str(errors.exceptions[0]))
-                    raise
         finally:
             if self._loop is not None:
                 await self._loop.close()
 
-    def _check(self) -> None:
-        """That this machine can do what the run asks of it."""
-        run = self._member.run
-        check_network(self._config)
+    async def _enter(self, opened: AsyncExitStack) -> None:
+        session = CoordinatorSession.opened(self._invite, self._config, self._options, self._server)
+        self._member = await opened.enter_async_context(session)
+        reply, self._config = await enter(self._member, self._config)
         if sentence := self._manners.unobservable:
             log.warning(sentence)
-        if sentence := beginning_out_of_reach(run, self._config):
-            log.warning(sentence)
-        outer_schedule(run)  # raises where the run's is of a package that is not here
-        if (
-            self._options.command
-        ):  # a script chooses its devices, has its own data, and says how large its model is
-            return
-        check_engine(run, self._config)  # what the volunteer has set, not what follows from it
-        check_device(self._config)
-        found = () if self._config.device is Device.CPU else gpus()
-        self._config, devices = resolve(self._config, run.inner.batch_size, found)
-        if devices and run.engine is not Engine.TORCHTITAN:
-            log.info(devices)
-        check_source(run, self._config)
-        if run.decoder:
-            check_memory(run, self._config, found)
-        if self._config.compile:
-            check_compiler()
+        self._heartbeat, self._state = reply.heartbeat, State(stall=self._member.run.members.stall)
+        self._supervisor = self._make_supervisor()
+        self._memory = MemoryLimit(self._member.run, self._supervisor)
 
     def _make_supervisor(self) -> TrainerSupervisor:
         cache = cache_dir(self._options.state_dir)
@@ -170,8 +151,10 @@ class Daemon:
 
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
-        plane, rejoined = self._member.plane, partial(self._events.put_nowait, ev.Rejoined())
-        self._manners.attach(lambda: plane.bytes_up + plane.bytes_down, self._events.put_nowait, self._obey)
+        rejoined = partial(self._events.put_nowait, ev.Rejoined())
+        self._manners.attach(self._member.exchanged, self._events.put_nowait, self._obey)
+        memory, manners = self._memory, self._manners
+        manners.watch_memory(memory.demand_fit, memory.bytes, lambda: self._spawn(self._take_less_memory()))
         session = self._member.maintain(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -183,10 +166,15 @@ class Daemon:
                     self._manners.run(),
                 ):
                     self._tasks.create_task(work)
+                if self._config.relay:
+                    relaying = self._member.relay_for_others(lambda: self._config, lambda: manners.saves_bytes)
+                    self._spawn(relaying)
                 if self._options.checks:
                     self._spawn(look_around(self._member, rates=not self._manners.counts_bytes))
                 await self._over.wait()
-                await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
+                if self._failure is not None:
+                    await self._leave_with(self._failure)
+                await self._member.leave("the run is finished" if self._finished else STOPPED)
                 raise _Over  # cancels whatever is still under way
         except* _Over:
             pass
@@ -203,8 +191,20 @@ class Daemon:
             draining = view.draining
             if self._loop is not None:
                 self._loop.follow(view)
-            self._member.plane.offering.offer_to(offers(view))
+            self._follow_offers(view)
             self._events.put_nowait(ev.ViewArrived(view))
+
+    def _follow_offers(self, view: pb.View | None = None) -> None:
+        """Dial, as a leaf, whom the latest view names; nobody while bytes are saved."""
+        view = view or self._state.view
+        self._member.plane.offering.offer_to(offers(view) if view and not self._state.saves_bytes else ())
+
+    def _hush(self) -> None:
+        """Bytes are saved from now on: nobody is to wait for what this node would give."""
+        self._follow_offers()
+        self._member.plane.hush()
+        if self._loop is not None:
+            self._loop.audits.stop()
 
     async def _heartbeats(self) -> None:
         """What this node does, every few seconds and when that changes."""
@@ -233,8 +233,11 @@ class Daemon:
                 progress=self._recovering or self._preparing,
                 trouble=self._trouble,
                 pause=self._manners.reason or 0,
+                saves_bytes=state.exchanges_nothing,
             )
-            await member.control.heartbeat(beat)
+            if unanswered := self._phases.beat(time.monotonic()):
+                beat.unanswered.CopyFrom(pb.PhaseSeconds(**unanswered))
+            self._phases.heard(await member.control.heartbeat(beat))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):  # wait_for may lose a cancellation
                     await self._beat.wait()
@@ -253,14 +256,18 @@ class Daemon:
             self._book.paused(event.paused, time.monotonic())
             if event.paused:
                 self._member.accountant.record(IncidentKind.PAUSED, value=self._manners.reason or 0)
-        before = self._state.phase
+        before = self._state.phase, self._state.exchanges_nothing
         self._state, effects = step(self._state, event)
         self._member.reports.view = self._state.view
         for effect in effects:
             self._act(effect)
         if self._loop is not None:
             self._loop.replays.follow(self._state)
-        if self._state.phase != before or isinstance(event, ev.PauseChanged):
+        if isinstance(event, ev.PauseChanged):
+            self._hush() if event.saves_bytes else self._follow_offers()
+        if self._state.phase != before[0]:
+            self._phases.enter(self._state.phase, time.monotonic())
+        if (self._state.phase, self._state.exchanges_nothing) != before or isinstance(event, ev.PauseChanged):
             self._beat.set()
 
     def _act(self, effect: ef.Effect) -> None:
@@ -296,6 +303,8 @@ class Daemon:
                 self._spawn(self._outer_loop.apply(view))
             case ef.Recover():
                 self._spawn(self._outer_loop.recover(effect))
+            case ef.StopRecovery():
+                self._outer_loop.stop_recovery()
             case ef.FallBack(before):
                 self._spawn(self._outer_loop.fall_back(before))
             case ef.Renumber(view):
@@ -390,6 +399,10 @@ class Daemon:
                 self._events.put_nowait(message)
             case LoopLeft():  # the supervisor starts it again
                 pass
+            case Rests(seconds):
+                self._manners.rest(seconds)
+            case MicroBatch(size):
+                self._memory.micro_batch = size
             case BadArithmetic(round_, sentence):
                 log.warning(f"{sentence}: nothing of its order of round {round_} is used, it begins anew")
                 self._book.handed_over(time.monotonic())
@@ -426,19 +439,27 @@ class Daemon:
     def _on_trainer_down(self) -> None:
         self._trainer, self._preparing = None, ""
         self._events.put_nowait(ev.TrainerDown())
+        self._manners.shrunk()
+
+    async def _take_less_memory(self) -> None:
+        """The node takes more memory than it may, and pauses."""
+        try:
+            await self._memory.shrink(lambda: self._state.is_stepping)
+        except AtollError as error:
+            self._failure = error
+            self._end_politely()
 
     def _attach(self, hello: Hello) -> None:
         """Give the trainer its vectors; allocate them at its first hello."""
         self._has_stepped = False
         if self._loop is None:
-            if self._options.command:  # its own memory it has already
-                check_memory(self._member.run, self._config, (), hello.numel)
             self._loop = self._make_outer_loop(hello)
             self._spawn(self._restore(self._loop))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
         elif self._loop.hello.layout != hello.layout:
             raise Refused("the trainer came back with another model than it had before")
         self._loop.hello = hello  # another number of ranks, perhaps, or one that cannot evaluate
+        self._memory.vectors = self._loop.outer.vectors
         self._supervisor.send(self._loop.attachment)
 
     # The outer loop
@@ -449,9 +470,9 @@ class Daemon:
         return self._loop
 
     def _make_outer_loop(self, hello: Hello) -> OuterLoop:
-        if not self._member.run.decoder and not self._options.command:
-            # Only its trainer knows the model.
-            check_memory(self._member.run, self._config, (), hello.numel)
+        run, state_dir = self._member.run, self._options.state_dir
+        if self._options.command or not run.decoder:  # only its trainer knows the model, which it has in memory
+            check_room(run, self._config, state_dir, n_params=hello.numel)
         made = OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)
         self._member.accountant.conditions = lambda: made.durable.incidents
         return made
@@ -526,6 +547,7 @@ class Daemon:
             "recovering": self._recovering,
             "recovery": how_far(outer_loop.recovering) if outer_loop is not None else None,
             "recovery_trouble": outer_loop.stranded if outer_loop is not None else "",
+            "phase_seconds": self._phases.seconds(time.monotonic()),
             "coordinator_away_s": self._member.control.away,
             "penalty": self._member.penalty,
             "run_phase": view.phase if view is not None else "",
@@ -560,15 +582,22 @@ class Daemon:
 
     def _interrupt(self) -> None:
         """The first time, do what politeness asks for: the steps that were taken may be committed in a moment."""
-        if self._over.is_set():
+        if not self._takes_part:
+            log.info("told to stop before it took part")
+            self._over.set()
+        elif self._over.is_set():
             self._supervisor.hurry()
         elif self._ending:
             self._over.set()
         else:
-            self._ending = True
-            self._manners.leave_soon()
-            self._events.put_nowait(ev.PartingAsked())
-            self._end_if_due(time.monotonic() + POLITE_SECONDS)
+            self._end_politely()
+
+    def _end_politely(self) -> None:
+        """Leave once what is trained is committed, if that comes soon."""
+        self._ending = True
+        self._manners.leave_soon()
+        self._events.put_nowait(ev.PartingAsked())
+        self._end_if_due(time.monotonic() + POLITE_SECONDS)
 
     def _end_if_due(self, deadline: float) -> None:
         """Go without a commit that does not come, or nobody is there to make."""
@@ -579,14 +608,12 @@ class Daemon:
 
     def _obey(self, config: NodeConfig) -> None:
         """Follow the owner's limits, as they are now."""
-        self._config = dataclasses.replace(self._config, **{key: getattr(config, key) for key in KEYS})
+        limits = {key: getattr(config, key) for key in KEYS}
+        self._config = dataclasses.replace(self._config, **limits)
         plane, manners = self._member.plane, self._manners
         plane.limit(config.upload * MEGABIT, config.download * MEGABIT)
-        plane.budget(
-            (lambda: manners.spent) if manners.has_budget else None,
-            (lambda: manners.is_silent) if manners.counts_bytes else None,
-        )
-        self._supervisor.change_settings(self._config)
+        plane.budget(manners.room if manners.counts_bytes else None)
+        self._supervisor.change_settings(dataclasses.replace(self._supervisor.settings, **limits))
 
 
 class _Over(Exception):

@@ -1,5 +1,5 @@
 """The node's manners towards its owner: it pauses when it is told to, or when the machine is not to be used; it
-keeps to the rates and the amounts that it is given.
+keeps to the rates, the amounts and the memory that it is given.
 
 The pure part is `atoll.node.manners`. This shell asks the machine, keeps what the owner says, and has the node's
 machine and its data plane follow.
@@ -21,8 +21,9 @@ from atoll.node.config import NodeConfig
 from atoll.node.daemon.control_socket import Verb
 from atoll.node.manners.byte_account import load_account, save_account
 from atoll.node.manners.limits import KEYS, changed, limited, load_orders, save_orders, shown, wishes
-from atoll.node.manners.may_train import Observations, Pause, may_train, saves_bytes
+from atoll.node.manners.may_train import Observations, Pause, byte_room, may_train
 from atoll.node.manners.sensors import Sensors, check_observable
+from atoll.node.memory import GIGABYTE
 from atoll.node.state_machine import events as ev
 
 log = logging.getLogger("atoll.node")
@@ -30,25 +31,34 @@ DECISION_INTERVAL = 1.0  # seconds
 OBSERVATION_INTERVAL = 5.0  # seconds
 SAVE_INTERVAL = 60.0  # seconds between two writes of what was exchanged, where no limit is on it
 LONGEST_PAUSE = 366 * 86400.0  # seconds
+LOOKS_TOO_LARGE = 2  # in a row at which the node took more memory than it may, before anything is done about it
 
 
 class Manners:
     """What the owner of this machine wants, and what follows from it. `attach` it, then `run` it."""
 
-    def __init__(self, config: NodeConfig, state_dir: Path) -> None:
-        """`config`: as file and command line have it. Raises `ConfigError` for limits that cannot be."""
-        self._base, self._state_dir = config, state_dir
+    def __init__(self, config: NodeConfig, state_dir: Path, keys: Sequence[str] = KEYS) -> None:
+        """`config`: as file and command line have it; `keys`: of the limits that this node can obey. Raises
+        `ConfigError` for limits that cannot be."""
+        self._base, self._state_dir, self._keys = config, state_dir, keys
         self._orders = load_orders(state_dir)
         self.config = limited(config, self._orders)
         self._wishes = wishes(self.config)
         self._account, self._counted = load_account(state_dir), 0  # bytes of this life that the account has
         self._seen, self._sensors = Observations(), Sensors()
         self._round, self._round_began, self._round_bytes = -1, 0, 0
-        self._leaving, self._silent, self._saved_at = False, False, -math.inf
+        self._takes_part = True  # in that round: it was not paused all the time
+        self._leaving, self._saved_at = False, -math.inf
+        self._rests_until = -math.inf  # seconds; by when the rest is over that a step asks for
+        self._memory_bytes, self._looks_too_large = 0, 0
+        self.saves_bytes = False  # the node is to take part in no exchange for now
         self.reason: PauseReason | None = None
         self._traffic: Callable[[], int] = lambda: 0
         self._emit: Callable[[ev.Event], None] = lambda event: None
         self._follow: Callable[[NodeConfig], None] = lambda config: None
+        self._fits: Callable[[NodeConfig], None] = lambda config: None
+        self._memory: Callable[[], int] = lambda: 0
+        self._shrink: Callable[[], object] = lambda: None
 
     @property
     def unobservable(self) -> str:
@@ -71,6 +81,13 @@ class Manners:
         follow(self.config)
         self.decide()
 
+    def watch_memory(
+        self, fits: Callable[[NodeConfig], None], memory: Callable[[], int], shrink: Callable[[], object]
+    ) -> None:
+        """`fits` raises for settings under which the node could not work; `memory`: bytes that it takes, which may
+        be asked in a thread; `shrink` is called when it takes more than it may, and has been told to pause."""
+        self._fits, self._memory, self._shrink = fits, memory, shrink
+
     # What it comes to
 
     @property
@@ -81,17 +98,13 @@ class Manners:
         until = self._until()
         return f"{self.reason.words}, until {until:%H:%M on %a %d %b}" if until is not None else self.reason.words
 
-    @property
-    def spent(self) -> bool:
-        """Whether the bytes of the day or the month are gone."""
-        now, more = self._account.at(datetime.now().date()), self._traffic() - self._counted
-        daily, monthly = self._wishes.daily, self._wishes.monthly
-        return (0 < daily <= now.day_bytes + more) or (0 < monthly <= now.month_bytes + more)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the node gives no state to others for now."""
-        return self._silent
+    def room(self) -> float:
+        """The bytes that may yet pass, up and down together, at this moment. At the last of them the node pauses,
+        without waiting for the next look."""
+        room = byte_room(self._wishes, self._observations(self._traffic() - self._counted))
+        if room < 1 and not self.saves_bytes:
+            self.decide()
+        return room
 
     @property
     def counts_bytes(self) -> bool:
@@ -112,23 +125,44 @@ class Manners:
         Returns the event of a pause, or of its end, that follows: a round that would not fit is not begun."""
         if round_ == self._round:
             return None
-        if round_ == self._round + 1 and self._round >= 0:
+        if round_ == self._round + 1 and self._round >= 0 and self._takes_part:
             self._round_bytes = self._traffic() - self._round_began
-        self._round, self._round_began = round_, self._traffic()
+        self._round, self._round_began, self._takes_part = round_, self._traffic(), False
         return self._look()
+
+    def rest(self, seconds: float) -> None:
+        """Take no steps for so long, as a step asks for by the share of the time in which the node may compute."""
+        self._rests_until = time.monotonic() + seconds
+        self.decide()
+
+    def shrunk(self) -> None:
+        """Its trainer is gone, with its memory: it is seen anew whether the node takes too much."""
+        self._looks_too_large = 0
+        self.decide()
+
+    @property
+    def _is_too_large(self) -> bool:
+        return self._looks_too_large >= LOOKS_TOO_LARGE
 
     def _look(self) -> ev.PauseChanged | None:
         self._account_for_traffic()
-        before, was_silent = self.reason, self._silent
-        seen, pause = self._observations(), self._orders.pause
-        now = datetime.now().astimezone()
-        self.reason = may_train(self._wishes, seen, pause, now, before, self._leaving)
-        self._silent = saves_bytes(self._wishes, seen)
+        before, saved = self.reason, self.saves_bytes
+        seen, now = self._observations(), datetime.now().astimezone()
+        self.reason = may_train(self._wishes, seen, self._orders.pause, now, before, self._leaving)
+        if self.reason is None and self._is_too_large:
+            self.reason = PauseReason.MEMORY
+        elif self.reason is None and time.monotonic() < self._rests_until:
+            self.reason = PauseReason.RESTS
+        self.saves_bytes = byte_room(self._wishes, seen) < 1
+        self._takes_part = self._takes_part or self.reason is None
         if self.reason is not before and self.reason is not PauseReason.LEAVING:
-            log.info(f"the node pauses: {self.words}" if self.reason is not None else "the node trains again")
-        if (before is None) == (self.reason is None) and self._silent == was_silent:
+            level = logging.DEBUG if PauseReason.RESTS in (before, self.reason) else logging.INFO
+            log.log(
+                level, f"the node pauses: {self.words}" if self.reason is not None else "the node trains again"
+            )
+        if (before is None) == (self.reason is None) and self.saves_bytes == saved:
             return None
-        return ev.PauseChanged(self.reason is not None, self._silent)
+        return ev.PauseChanged(self.reason is not None, self.saves_bytes)
 
     def status(self) -> dict[str, Any]:
         """For `atoll node status`."""
@@ -136,9 +170,11 @@ class Manners:
         more = self._traffic() - self._counted
         return {
             "paused": self.words,
-            "limits": shown(self.config) | {"disk": self.config.disk},
+            "limits": {key: value for key, value in shown(self.config).items() if key in self._keys}
+            | {"disk": self.config.disk},
             "bytes_this_day": account.day_bytes + more,
             "bytes_this_month": account.month_bytes + more,
+            "memory_bytes": self._memory_bytes,  # 0: it is not looked at
         }
 
     async def run(self) -> None:
@@ -147,14 +183,25 @@ class Manners:
         try:
             while True:
                 if time.monotonic() - observed_at >= OBSERVATION_INTERVAL:
-                    self._seen, observed_at = (
-                        await asyncio.to_thread(self._sensors.observe, self.config),
-                        time.monotonic(),
-                    )
+                    self._seen = await asyncio.to_thread(self._sensors.observe, self.config)
+                    await self._weigh()
+                    observed_at = time.monotonic()
                 self.decide()
                 await asyncio.sleep(DECISION_INTERVAL)
         finally:
             self._account_for_traffic()
+
+    async def _weigh(self) -> None:
+        """See how much memory the node takes."""
+        if not self.config.memory:
+            self._memory_bytes = self._looks_too_large = 0
+            return
+        self._memory_bytes = await asyncio.to_thread(self._memory)
+        over = self._memory_bytes > self.config.memory * GIGABYTE
+        self._looks_too_large = self._looks_too_large + 1 if over else 0
+        if self._looks_too_large == LOOKS_TOO_LARGE:
+            self.decide()
+            self._shrink()
 
     # What the owner says
 
@@ -184,12 +231,14 @@ class Manners:
 
     def _limit(self, arguments: Sequence[str]) -> dict[str, Any]:
         if arguments:
-            orders = changed(self._orders, arguments)
+            orders = changed(self._orders, arguments, self._keys)
             config = limited(self._base, orders)
             touched = {setting.partition("=")[0] for setting in arguments}
             check_observable(replace(NodeConfig(), **{key: getattr(config, key) for key in touched}))
+            self._fits(config)
             self._keep(orders)
-        return {"limits": shown(self.config), "told": sorted(self._orders.limits), "paused": self.words}
+        known = {key: value for key, value in shown(self.config).items() if key in self._keys}
+        return {"limits": known, "told": sorted(self._orders.limits), "paused": self.words}
 
     def _keep(self, orders: Any) -> None:
         save_orders(self._state_dir, orders)
@@ -208,10 +257,12 @@ class Manners:
 
     # Details
 
-    def _observations(self) -> Observations:
-        now = self._account.at(datetime.now().date())
-        day, month, round_ = now.day_bytes, now.month_bytes, self._round_bytes
-        return replace(self._seen, day_bytes=day, month_bytes=month, round_bytes=round_)
+    def _observations(self, more: int = 0) -> Observations:
+        """What is known of the machine, with so many bytes that the account does not have yet."""
+        now, traffic = self._account.at(datetime.now().date()), self._traffic()
+        left = max(self._round_bytes - (traffic - self._round_began), 0)
+        day, month = now.day_bytes + more, now.month_bytes + more
+        return replace(self._seen, day_bytes=day, month_bytes=month, round_bytes=left)
 
     def _account_for_traffic(self) -> None:
         traffic = self._traffic()

@@ -2,9 +2,9 @@
 participation in the reduces.
 
 The daemon calls it by these: `restore` and `close`; `begin_training`, `begin_encoding`; `start_reduce`,
-`stop_reduce`, `verify_seals`; and `apply`, `recover`, `fall_back`, `renumber`, `load_initial`, which move the
-state in one worker thread and emit `StateMoved` or `MoveFailed`. The machine (`atoll.node.state_machine`) decides
-when; nothing here does.
+`stop_reduce`, `verify_seals`; `stop_recovery`; and `apply`, `recover`, `fall_back`, `renumber`, `load_initial`,
+which move the state in one worker thread and emit `StateMoved` or `MoveFailed`. The machine
+(`atoll.node.state_machine`) decides when; nothing here does.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -63,6 +63,7 @@ from atoll.node.trainer_channel import Attach, Hello
 
 Emit = Callable[[ev.Event], None]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+T = TypeVar("T")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds between two tries to recover; the longest where nobody answers
 
@@ -118,6 +119,7 @@ class OuterLoop:
         self._unwritten = False  # the state came from an earlier daemon's memory, and its disk had an older one
         self.stranded, self._pause = "", SHORTEST_PAUSE  # why it cannot recover, and seconds until it tries again
         self.recovering: RecoveryProgress | None = None  # how far that is, while it is under way
+        self._halt = asyncio.Event()  # it is to stop
         if self._run.checkpoint.remote and place is not None:
             self.uploads = self._begin_uploads(place)
 
@@ -327,14 +329,19 @@ class OuterLoop:
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), plane.bytes_down
         try:
-            stats = await recover(outer, target, plane, self._worker, self._on_recovery)
+            stats = await unless(self._halt, recover(outer, target, plane, self._worker, self._on_recovery))
         except RoundMovedOn as moved:
             await asyncio.sleep(self._again(moved))  # the next view may name other donors
             self._emit(ev.MoveFailed(outer.round))
             return
         finally:
+            self._halt.clear()
             self.recovering = None
             log_setup.status_line.show("")
+        if stats is None:
+            log.info("recovering: stopped to save bytes; what came is kept")
+            self._emit(ev.MoveFailed(await self.compute(lambda: outer.round)))
+            return
         size, seconds = plane.bytes_down - before, time.monotonic() - started
         for round_, chunks in stats.sealed_rounds.items():
             payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
@@ -344,6 +351,10 @@ class OuterLoop:
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"
         )
         await self._settled(view.tokens)
+
+    def stop_recovery(self) -> None:
+        """End the recovery under way; what came of it stays, and `MoveFailed` is emitted."""
+        self._halt.set()
 
     def _again(self, moved: RoundMovedOn) -> float:
         """Says that a recovery failed, once for as long as it fails for the same reason; returns after how many
@@ -379,6 +390,7 @@ class OuterLoop:
 
     async def _settle(self) -> bytes:
         digest_: bytes = await self.compute(self.outer.finalize)
+        self.outer.vectors.say_at_work()
         self.stranded, self._pause = "", SHORTEST_PAUSE  # however the state came
         self._server.settled()
         return digest_
@@ -428,6 +440,18 @@ class OuterLoop:
     def verify_seals(self, view: pb.View) -> None:
         """Compare the sealed chunks that are here with the ledger's digests, which the view has."""
         self.participation.verify_seals(view.plan.round, view.ledger)
+
+
+async def unless(halted: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns, or raises; None where it is ended first, by `halted`."""
+    working, halting = asyncio.create_task(work), asyncio.create_task(halted.wait())
+    try:
+        await asyncio.wait((working, halting), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, halting):
+            task.cancel()
+        await asyncio.gather(working, halting, return_exceptions=True)
 
 
 def on_disk(outer_loop: OuterLoop | None) -> dict[str, Any]:

@@ -8,12 +8,15 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 from atoll.comm.addresses import is_local_host
 from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.config.run import RunConfig, from_json
 from atoll.comm.config.security import PrivateAddresses
+from atoll.comm.errors import Unreachable, atoll_error
+from atoll.comm.extras import MissingPackage
 from atoll.comm.ids import NodeId, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.peer_names import PORT
@@ -24,19 +27,25 @@ from atoll.comm.transport.data_plane import DataPlane, StateSource
 from atoll.comm.transport.key_ring import RunKey
 from atoll.comm.transport.tls import TlsContexts
 from atoll.node.config import NodeConfig
+from atoll.node.control.checkup import RunSight
 from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentity
 from atoll.node.control.outbox import SessionLost
 from atoll.node.control.reports import Reports
 from atoll.node.control.round_account import Accountant
+from atoll.node.daemon.node_gateway import NodeGateway
+from atoll.node.daemon.relay_share import RelayShare
 from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session
-from atoll.node.gateway.client import GatewayProcess
+from atoll.node.state_files import SESSION
 
 log = logging.getLogger("atoll.node")
 MEGABIT = 125e3  # bytes
+STOPPED = "stopped by its operator"  # the reason of a good-bye
+SHARE_INTERVAL = 1.0  # seconds between two looks at what a relay passes on
 
 
 class CoordinatorSession:
-    """A node's place in a run: data plane, identity, session. `opened`, then `join`, `maintain` and `leave`."""
+    """A node's place in a run: data plane, identity, session. `opened`, then `look` if it is to, `join`,
+    `maintain` and `leave`."""
 
     def __init__(
         self,
@@ -45,17 +54,19 @@ class CoordinatorSession:
         options: JoinOptions,
         plane: DataPlane,
         key: PrivateKey,
-        gateway: GatewayProcess | None = None,
+        gateway: NodeGateway,
     ) -> None:
-        """`key`: the node's, for its life. `gateway`: the one that finds the coordinator of the invite, which has
-        the address that leads there."""
+        """`key`: the node's, for its life. `invite`: with the address that leads to the coordinator."""
         self.invite, self.key, self.signer = invite, key, InputSigner(key)
-        self.config, self.options, self.plane, self._gateway = config, options, plane, gateway
-        self._session_file = options.state_dir / "session"
+        self.config, self.options, self.plane, self.gateway = config, options, plane, gateway
+        self._session_file = options.state_dir / SESSION
         self._identity: NodeIdentity
+        self._moved = asyncio.Event()  # others reach this node another way: it joins again
         self._joined = False
         self.private_addresses = False  # what the run names may be in private networks
         self.control = ControlClient(invite)
+        # Chosen here, and remembered before the join: if its answer is lost, the next try is the same node's.
+        self.control.session = load_session(self._session_file, invite) or secrets.token_hex(16)
         self.reports = Reports(self.control)
         self.accountant = Accountant(
             plane.peers.estimator.tallies, self.control.clock, self.control.longest_outage
@@ -77,17 +88,18 @@ class CoordinatorSession:
         certificate = load_or_make(options.state_dir)
         key = certificate.signing_key()
         async with AsyncExitStack() as opened:
-            gateway = None
-            if invite.rendezvous:
-                gateway = await opened.enter_async_context(GatewayProcess.opened(invite, options.state_dir))
-                invite = await gateway.lead_to_coordinator(options.patience)
+            gateway = NodeGateway(invite, config, options, opened)
+            invite = await gateway.lead_to_coordinator()
             plane = await cls._open_plane(invite, config, options, source, certificate, key)
-            plane.reach = gateway.reach if gateway is not None else None
+            plane.reach = gateway.reach
             member = cls(invite, config, options, plane, key, gateway)
             try:
                 yield member
+            except Exception as error:
+                await member.leave(str(atoll_error(error) or "it failed"))
+                raise
             finally:
-                await member.leave("it failed")
+                await member.leave(STOPPED)
                 await plane.close()
                 await member.control.close()
 
@@ -113,35 +125,86 @@ class CoordinatorSession:
             key,
         )
 
+    async def look(self, role: str = "") -> RunSight | None:
+        """What the run is, before this node is a member of it, as `ControlClient.look`."""
+        return await self.control.look(role, self.options.patience)
+
     async def join(self, role: str = "") -> pb.JoinReply:
         """Join the run, or come back to it as the same node; `reducer` is the role of a node without a trainer.
         Raises `Refused`, or `Unreachable` after the options' patience; `ResourceError` if the session cannot be
         saved."""
-        host, port = split_host_port(self.plane.address, "--listen")
-        listening = "" if host in ("0.0.0.0", "::", "") else host
-        options, address = self.options, self.options.advertise or join_host_port(listening, port)
-        if self._gateway is not None and not (options.advertise or options.leaf):
-            host = await self._gateway.serve_data(join_host_port(listening or "127.0.0.1", port))
-            address = join_host_port(host, PORT)
+        options, (host, port) = self.options, self._listening
+        address = options.advertise or join_host_port(host, port)
+        if self.gateway.found is not None and not (options.advertise or options.leaf):
+            address = join_host_port(await self.gateway.serve(self._local), PORT)
         self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin, self.key)
-        # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
-        self.control.session = load_session(self._session_file, self.invite) or secrets.token_hex(16)
         save_session(self._session_file, self.invite, self.control.session, options.name)
+        self.control.on_gateways = self.gateway.learn
         reply = await self.control.join(self._identity, options.patience)
+        self._joined = True
         self.run = from_json(reply.config)
         self.plane.peers.compressor.enabled = self.run.reduce.zstd
         await self._bound_addresses()
         self._adopt(reply)
-        self._joined = True
         log.info(f"joined run {reply.run} as {self.me}; peers reach this node at {reply.address}")
         return reply
+
+    @property
+    def _listening(self) -> tuple[str, int]:
+        """Host and port where the data plane listens; the host is empty where that is at all of this machine's."""
+        host, port = split_host_port(self.plane.address, "--listen")
+        return "" if host in ("0.0.0.0", "::", "") else host, port
+
+    @property
+    def _local(self) -> str:
+        """The data plane's "host:port" on this machine."""
+        host, port = self._listening
+        return join_host_port(host or "127.0.0.1", port)
+
+    def exchanged(self) -> int:
+        """Bytes that went up and down in this life, those passed on for others included."""
+        return self.plane.bytes_up + self.plane.bytes_down + 2 * self.gateway.relayed
+
+    async def relay_for_others(self, config: Callable[[], NodeConfig], idle: Callable[[], bool]) -> None:
+        """Pass on what members send each other, within the owner's settings as they are; `idle`: nothing is to be
+        passed on now. Ends where this node cannot, which is said."""
+        gateway, share = self.gateway, RelayShare(config().relay_rate * MEGABIT)
+        await gateway.offer_relay(self.address)
+        self.control.relay = gateway.relay
+        while gateway.relay:
+            settings = config()
+            shares = share.divide(settings.upload * MEGABIT, gateway.relayed, asyncio.get_running_loop().time())
+            gateway.relay_within(0 if idle() else settings.relay_streams, shares.relay)
+            self.plane.limit(shares.exchange, settings.download * MEGABIT)
+            await asyncio.sleep(SHARE_INTERVAL)
+
+    async def find_another_way(self) -> str:
+        """Let others reach this node, which nobody can dial, through a gateway of the run; it joins again so.
+        Where that cannot be, it is a leaf from now on. Returns what becomes of it, in words; empty: nothing, for
+        the run has no gateway, or the node's owner said how it is reached."""
+        options, gateway = self.options, self.gateway
+        if options.leaf or options.advertise or gateway.found is not None or not gateway.run_gateways:
+            return ""
+        try:
+            if not self.invite.pin:
+                raise Unreachable("what is not encrypted goes through no gateway")
+            address = join_host_port(await gateway.serve_by_relay(self._local), PORT)
+            identity, words = replace(self._identity, address=address), "the run's gateways pass on what is for it"
+        except (MissingPackage, Unreachable) as error:
+            if self._identity.role:  # of no use where nobody reaches it, and no leaf may have one
+                return f"the run's gateways could pass on what is for it: {error}"
+            identity, words = replace(self._identity, leaf=True), f"it is a leaf, and dials the others: {error}"
+        self._identity = identity
+        self._moved.set()
+        return words
 
     async def _bound_addresses(self) -> None:
         """Dial private addresses only where the run's operator says so, or this node has dialled the coordinator
         at one."""
         match self.run.security.private_addresses:
             case PrivateAddresses.AUTO:
-                dialled = self.invite.address if self._gateway is None else self._gateway.found
+                found = self.gateway.found
+                dialled = self.invite.address if found is None else found
                 host, _ = split_host_port(dialled, "the join URL") if dialled else ("", 0)
                 self.private_addresses = await asyncio.to_thread(is_local_host, host)
             case asked:
@@ -152,6 +215,7 @@ class CoordinatorSession:
         """Be the node that the coordinator says this is, now and when it starts again."""
         self.me = NodeId(reply.node_id)
         self.mark, self.address = reply.mark, reply.address
+        self.gateway.learn(reply.gateways)
         self.plane.identify(self.me, RunKey(reply.data_key_number, reply.data_key))
         save_next_session(self._session_file, self.invite, reply.session, self.options.name)
 
@@ -163,14 +227,21 @@ class CoordinatorSession:
         while True:
             try:
                 async with asyncio.TaskGroup() as session:
-                    for duty in (*duties, self.control.send_reports):
+                    for duty in (*duties, self.control.send_reports, self._await_move):
                         session.create_task(duty())
             except* SessionLost as lost:
                 log.warning(f"the coordinator dropped this node ({lost.exceptions[0]}); it joins again")
+            except* _Moved:
+                log.info("it joins again: others reach it another way now")
             if not self._joined:
                 return
             self._adopt(await self.control.join(self._identity, OUTAGE_SECONDS))
             on_rejoin()
+
+    async def _await_move(self) -> None:
+        await self._moved.wait()
+        self._moved.clear()
+        raise _Moved
 
     async def views(self) -> AsyncIterator[pb.View]:
         """Views as they come, as `ControlClient.watch` has them; the data plane follows what they say of the
@@ -194,3 +265,7 @@ class CoordinatorSession:
         if self._joined:
             self._joined = False
             await self.control.leave(reason, self.accountant.incidents())
+
+
+class _Moved(Exception):
+    """Others reach this node another way than when it joined."""

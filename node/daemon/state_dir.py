@@ -6,9 +6,10 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,11 +17,15 @@ from atoll.comm.errors import ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.invite import Invite
 from atoll.node.daemon import control_socket
-from atoll.node.outer.shared_vectors import clear_stale
+from atoll.node.outer.vector_folders import clear_stale
+from atoll.node.state_files import LOCK
 
 log = logging.getLogger("atoll.node")
 TRAINER_SPEC = "trainer.json"  # in the state directory: what a trainer needs to start
 CHANNEL_PREFIX, CHANNEL = "atoll-", "trainer.sock"  # of a folder of temporary files, and in it
+
+# Seconds for which a node that is told to end while it joins waits for the answer, to say good-bye then.
+ENTER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class JoinOptions:
     command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
     role: str = ""  # of a node that has a trainer: "verifier" replays others' rounds; empty: it contributes
     checks: bool = False  # say what is found of this machine, the run and the way there
+    metrics: str = ""  # where Prometheus may scrape it, PORT or HOST:PORT; empty: nowhere
 
 
 @contextlib.contextmanager
@@ -44,7 +50,7 @@ def exclusive(state_dir: Path) -> Iterator[None]:
     `ResourceError`."""
     try:
         make_folder(state_dir)
-        lock = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        lock = os.open(state_dir / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
     try:
@@ -119,6 +125,23 @@ def _load(file: Path, invite: Invite) -> tuple[str, str]:
         return "", ""
     # Until sessions were kept by the pin they were kept by the address.
     return (session, name) if whose in (invite.whose, f"{invite.address} {invite.run}") else ("", "")
+
+
+async def ends_before(over: asyncio.Event, work: Coroutine[Any, Any, None], grace: float) -> bool:
+    """Whether `work` has ended before `over` was set. If not it has `grace` seconds more, then it is cancelled.
+    Raises what it raises."""
+    working, told = asyncio.create_task(work), asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
+        if over.is_set():
+            await asyncio.wait((working,), timeout=grace)
+        if working.done():
+            working.result()
+        return not over.is_set()
+    finally:
+        working.cancel()
+        told.cancel()
+        await asyncio.gather(working, told, return_exceptions=True)
 
 
 @contextlib.contextmanager

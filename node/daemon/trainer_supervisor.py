@@ -78,6 +78,7 @@ class TrainerSupervisor:
         self._left_loop = False  # the latest one's loop ended by itself
         self._departures = 0  # trainers whose loop did
         self._hung = False  # the latest one does not answer
+        self._wanted_again = False  # the latest one was ended for the sake of other settings
         self._exit_code = 0  # the latest one's
         self._hurried = asyncio.Event()  # nobody waits for a script to end by itself
         self._order_round = -1  # of the latest order to train
@@ -96,6 +97,19 @@ class TrainerSupervisor:
         if self._end is not None:
             self._hung = True
             self._end.close()
+
+    @property
+    def settings(self) -> NodeConfig:
+        """The settings that a trainer is started with."""
+        return self._spec.node
+
+    def start_again(self, node: NodeConfig) -> None:
+        """End the trainer, by force if it must be, and start it again with these settings; that is no crash of its
+        own."""
+        self.change_settings(node)
+        if self._end is not None:
+            self._wanted_again = True
+            self.hang_up()
 
     def change_settings(self, node: NodeConfig) -> None:
         """Let the trainer have these settings: some of them at its next round, the others when it starts again."""
@@ -133,7 +147,7 @@ class TrainerSupervisor:
 
     async def _live_once(self, spec_file: Path) -> str:
         """Start a trainer and listen to it until it has ended; return how that was, in words."""
-        self._left_loop = self._hung = False
+        self._left_loop = self._hung = self._wanted_again = False
         self._kills = oom_kills()
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
         await self._bound_log()
@@ -252,6 +266,8 @@ class TrainerSupervisor:
             raise TrainerFailed(f"{self._name} {ending} and had never called `participate`: {last_line}")
         if self._left_loop:
             await self._recover_from_departure()
+            return
+        if self._wanted_again:
             return
         if not self._hung:
             words, _ = self._log.last_words()

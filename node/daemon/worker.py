@@ -40,6 +40,8 @@ class Worker:
     def __init__(self, host: str, config: NodeConfig, state_dir: Path, patience: float) -> None:
         """`host`: HOST:PORT of the machine with the daemon; `patience`: seconds for it to answer."""
         split_host_port(host, "HOST:PORT")
+        if config.memory:
+            raise ConfigError("memory= is for the machine with the node's daemon, which looks at it: leave it out")
         self._config, self._state_dir, self._patience = replace(config, rendezvous=host), state_dir, patience
         self._over = asyncio.Event()
 

@@ -9,7 +9,7 @@ from atoll.comm import log
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
-from atoll.comm.peer_names import peer_of_multiaddr
+from atoll.comm.peer_names import host_and_port, peer_of_multiaddr
 from atoll.node.gateway.stream_header import RelayLimits
 
 STATE_DIR = Path("~/.atoll/gateway")
@@ -54,8 +54,17 @@ MEGABIT = 125e3  # bytes
     type=click.FloatRange(0.0, 1e6),
     help="Mbit/s that it passes on, of all together.",
 )
+@click.option(
+    "--observer",
+    default=0,
+    show_default="the one behind --listen's",
+    type=click.IntRange(-1, 65535),
+    help="Port of a relay where it tells peers as what it sees them, so that they may do without; -1: none.",
+)
 @click.option("--wire", default=-1, hidden=True, help="Descriptor of the socket to a daemon.")
+@click.option("--entrance", default=-1, hidden=True, help="Descriptor of the socket from where it is to lead on.")
 @log.level_option
+@log.log_file_option
 def gateway(
     state_dir: Path,
     listen: tuple[str, ...],
@@ -65,8 +74,11 @@ def gateway(
     relay: bool,
     relay_streams: int,
     relay_rate: float,
+    observer: int,
     wire: int,
+    entrance: int,
     log_level: str,
+    log_file: Path | None,
 ) -> None:
     """Make members and coordinators reachable that cannot be dialled, by libp2p.
 
@@ -79,12 +91,17 @@ def gateway(
             peer_of_multiaddr(peer)
         except ValueError as error:
             raise ConfigError(f"--peer: {error}") from None
+    for multiaddr in (*listen, *announce):
+        try:
+            host_and_port(multiaddr)
+        except ValueError as error:
+            raise ConfigError(f"--listen, --announce: {error}") from None
     if relay and not listen:
         raise ConfigError("--relay needs --listen: others have to be able to dial a relay")
     if announce and not listen:
         raise ConfigError("--announce needs --listen")
+    log.setup(log_level, log_file)  # first: a node's gateway has no terminal to say what it lacks
     demand("atoll gateway", "hivemind")
-    log.setup(log_level)
     raise_limit()
     from atoll.node.gateway.gateway import Gateway, GatewayOptions
 
@@ -96,7 +113,9 @@ def gateway(
         peers,
         coordinator.expanduser() if coordinator is not None else None,
         RelayLimits(streams=streams, rate=relay_rate * MEGABIT),
+        observer,
         wire,
+        entrance,
     )
     try:
         asyncio.run(Gateway(options).run())

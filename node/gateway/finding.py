@@ -134,17 +134,19 @@ class Publisher:
         self._state_dir, self._certificate, self._gateway = state_dir, certificate, gateway
         self._file, self._store = file, store
 
-    async def run(self, serve: Callable[[str], None]) -> None:
-        """Publish until cancelled; call `serve` with the coordinator's local address when that changes. Raises
-        `ConfigError` where the run's name is too long for a record."""
-        published, due = None, 0.0  # seconds, when it is due again
+    async def run(self, serve: Callable[[GatewayNote], None]) -> None:
+        """Publish until cancelled; call `serve` with the coordinator's note at first, and when that changes.
+        Raises `ConfigError` where the run's name is too long for a record."""
+        served: GatewayNote | None = None
+        published, due = ("", "", 0), 0.0  # seconds, when it is due again
         while True:
             note = await asyncio.to_thread(read_note, self._state_dir)
-            if note is not None and (note != published or time.monotonic() >= due):
-                if note != published:
-                    serve(note.local)
-                taken = await self._publish(note, note != published)
-                published = note
+            if note is not None and note != served:
+                serve(note)
+                served = note
+            if note is not None and (_of(note) != published or time.monotonic() >= due):
+                taken = await self._publish(note, _of(note) != published)
+                published = _of(note)
                 due = time.monotonic() + (PUBLISH_SECONDS if taken else PUBLISH_AGAIN_SECONDS)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -195,6 +197,11 @@ def published_certificate(state_dir: Path) -> Certificate:
             "security.tls=on"
         )
     return load_or_make(state_dir)
+
+
+def _of(note: GatewayNote) -> tuple[str, str, int]:
+    """What a record says of a note."""
+    return note.run, note.address, note.incarnation
 
 
 def _place(record: CoordinatorRecord | None) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -26,12 +27,12 @@ class LocalPorts:
     def __init__(self) -> None:
         self._ports: OrderedDict[str, _Port] = OrderedDict()  # the last used last
 
-    async def address(self, place: str, connect: Connect, port: int = 0) -> str:
+    async def address(self, place: str, connect: Connect, sock: socket.socket | None = None) -> str:
         """The "host:port" that leads to a place: each connection to it is joined to one that `connect` makes,
-        which may raise `Unreachable`. `port`: to have, where it is opened now; 0: any."""
+        which may raise `Unreachable`. `sock`: listens there already; None: at any port."""
         if place not in self._ports:
             self._make_room()
-            opened = _Port(await self._open(place, connect, port))
+            opened = _Port(await self._open(place, connect, sock))
             if (earlier := self._ports.get(place)) is not None:  # opened meanwhile
                 opened.server.close()
                 opened = earlier
@@ -48,7 +49,7 @@ class LocalPorts:
                 task.cancel()
         self._ports.clear()
 
-    async def _open(self, place: str, connect: Connect, port: int) -> asyncio.Server:
+    async def _open(self, place: str, connect: Connect, sock: socket.socket | None) -> asyncio.Server:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             opened = self._ports.get(place)
@@ -66,7 +67,9 @@ class LocalPorts:
             finally:
                 opened.tasks.discard(task)
 
-        return await asyncio.start_server(accept, "127.0.0.1", port, limit=READ_BYTES)
+        if sock is not None:
+            return await asyncio.start_server(accept, sock=sock, limit=READ_BYTES)
+        return await asyncio.start_server(accept, "127.0.0.1", 0, limit=READ_BYTES)
 
     def _make_room(self) -> None:
         """Close the port that was not asked for the longest, of those without a connection."""

@@ -19,12 +19,16 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.ids import Pin, PublicKey
 from atoll.comm.invite import split_host_port
 from atoll.comm.peer_names import peer_of_host
+from atoll.comm.rate_limits import RateLimit
 from atoll.comm.signatures import SIGNATURE_BYTES, PrivateKey, sign, verify
+from atoll.comm.strangers import StrangerLimits, Strangers
 from atoll.comm.transport.certificates import pin_of
 
 MAGIC = b"AGR1"
 MAX_RECORD_BYTES = 4096
 MAX_RECORDS = 4096  # of all runs, that a gateway keeps for others
+MAX_RECORDS_OF_NETWORK = 64  # of these, that came from one network: certificates are free, addresses are not
+MAX_OWN_RUNS = 256  # of which a gateway was asked for the record by who is beside it
 MAX_TEXT = 255  # characters of a run's name, an address, a host
 LIFE_SECONDS = 900  # for which a record is kept by others, at most; it is published more often
 CLOCK_SECONDS = 60  # by which clocks may differ
@@ -121,11 +125,43 @@ def next_record(last: CoordinatorRecord | None, now: CoordinatorRecord) -> Coord
 
 class NewestRecords:
     """The newest record that was seen of each run: a coordinator that is no more, and whose gateway still says
-    where it was, does not take the place of the one after it."""
+    where it was, does not take the place of the one after it.
 
-    def __init__(self, most: int = MAX_RECORDS) -> None:
+    Whoever has a key can sign records of runs that it makes up. So what comes to be kept is counted by the network
+    that it comes from: each has few places, where all are taken the network that has the most makes room, and the
+    runs that this gateway was asked for itself lose theirs to nobody.
+    """
+
+    def __init__(self, most: int = MAX_RECORDS, of_network: int = MAX_RECORDS_OF_NETWORK) -> None:
+        self._strangers = Strangers[bytes](StrangerLimits(most, of_network, RateLimit(1, 1)))  # places, by network
+        self._own: OrderedDict[bytes, None] = (
+            OrderedDict()
+        )  # places of this gateway's runs, the last asked for last
+        self._seen: OrderedDict[bytes, CoordinatorRecord] = OrderedDict()  # by their places
         self._most = most
-        self._seen: OrderedDict[bytes, CoordinatorRecord] = OrderedDict()  # by their places; the last seen last
+
+    def favour(self, place: bytes) -> None:
+        """Lose the record at this place to no others': this gateway's own daemon or coordinator asked for it."""
+        self._own[place] = None
+        self._own.move_to_end(place)
+        if len(self._own) > MAX_OWN_RUNS:
+            self._own.popitem(last=False)
+        self._strangers.leave(place)
+
+    def keep(self, place: bytes, network: str, now: float) -> bytes | None:
+        """Count an admitted record, which a peer from this network brought to be kept at `now` (seconds since
+        1970); returns the place whose record gives way to it, if one has to. It stays the network's that brought
+        it first: else who brings another's would have it among its own."""
+        if place in self._own:
+            return None
+        brought = self._strangers.leave(place)
+        if len(self._strangers) >= self._most:
+            for over in [p for p, r in self._seen.items() if r.expires < now and p != place]:
+                self._strangers.leave(over)
+        displaced = self._strangers.admit(place, brought or network, 0.0, charge=False).displaced
+        if displaced is not None:
+            self._seen.pop(displaced, None)
+        return displaced
 
     def admit(self, data: bytes, place: bytes, expires: float, now: float) -> bool:
         """Whether these bytes may be kept at a place, or taken from there: a run's own record, for as long as it
@@ -142,8 +178,9 @@ class NewestRecords:
             return False
         self._seen[place] = record
         self._seen.move_to_end(place)
-        if len(self._seen) > self._most:
-            self._seen.popitem(last=False)
+        if len(self._seen) > self._most + MAX_OWN_RUNS:
+            idle = (p for p in self._seen if p not in self._own and p not in self._strangers and p != place)
+            self._seen.pop(next(idle, next(iter(self._seen))))
         return True
 
 

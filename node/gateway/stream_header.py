@@ -2,19 +2,21 @@
 
     magic     4 bytes
     purpose   1 byte: OPEN asks for a service of the gateway itself, RELAY for one of a peer that it holds a
-              connection to, HOLD asks to be such a peer
+              connection to, HOLD asks to be such a peer; PASS is what a relay makes of a RELAY for that peer
     service   1 byte
     length    1 byte, of the peer's id behind it: of RELAY alone
 
-The other side answers with one byte. After YES the bytes of an OPEN or a RELAY are the service's, as they are;
-those of a HOLD are signs of life.
+The other side answers with one byte. After YES the bytes are the service's, as they are; a HOLD's are signs of
+life, behind 2 bytes of the relay's: the port at which it tells who connects as what it sees it, 0: it does not.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from atoll.comm.peer_names import is_peer
+from atoll.comm.rate_limits import RateLimit
+from atoll.comm.strangers import StrangerLimits, Strangers
 
 MAGIC = b"AGS1"
 PREFIX_BYTES = 7
@@ -26,6 +28,7 @@ class Purpose(IntEnum):
     OPEN = 1
     RELAY = 2
     HOLD = 3
+    PASS = 4
 
 
 class Service(IntEnum):
@@ -34,6 +37,7 @@ class Service(IntEnum):
     NONE = 0  # of a HOLD
     DATA = 1  # the data plane of its node
     COORDINATOR = 2
+    PUNCH = 3  # a connection without a relay to the data plane of the node: agreed upon through one
 
 
 class Answer(IntEnum):
@@ -95,7 +99,10 @@ def read_header(data: bytes) -> StreamHeader:
     peer = data[PREFIX_BYTES:]
     if (purpose is Purpose.RELAY) != bool(peer) or (peer and not is_peer(peer)):
         raise BadHeader("a peer is to be named where another's service is asked for, and there alone")
-    if (purpose is Purpose.HOLD) != (service is Service.NONE):
+    if (purpose is Purpose.HOLD) != (service is Service.NONE) or (purpose, service) == (
+        Purpose.OPEN,
+        Service.PUNCH,
+    ):
         raise BadHeader("it names no service, or one too many")
     return StreamHeader(purpose, service, peer)
 
@@ -111,57 +118,91 @@ def read_answer(data: bytes) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """How much a gateway does for others: nothing where `streams` is 0."""
+    """How much a gateway does for others: nothing where `streams` is 0. A peer's id is free, an address is not: so
+    what matters is counted by networks, too."""
 
     streams: int = 0  # relayed at once
     streams_of_peer: int = 64  # of these, from or to one peer
+    streams_of_network: int = 128  # of these, from one network
     held: int = 256  # peers that are connected, to be reached
+    held_of_network: int = 64  # of these
     rate: float = 0.0  # bytes a second of all together; 0: no limit
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One connection of a peer that can be reached through this relay."""
+
+    peer: bytes
+    number: int
+
+
 class RelayBook:
-    """Who is connected to a relay, and what it relays now."""
+    """Who is connected to a relay, and what it relays now. A network stands for the addresses that are counted
+    together (`strangers.network_of`)."""
 
     def __init__(self, limits: RelayLimits) -> None:
         self.limits = limits
-        self._held = Counter[bytes]()  # streams of each; one that came back has two for a moment
+        unlimited = RateLimit(1, 1)  # nothing is charged
+        self._places = Strangers[Hold](StrangerLimits(limits.held, limits.held_of_network, unlimited))
+        self._held = Counter[bytes]()  # places of each peer: one that came back has two for a moment
+        self._number = 0
         self._streams = Counter[bytes]()  # of each peer, from it or to it
+        self._of_network = Counter[str]()  # streams from each
         self.count = 0
+
+    def limit(self, streams: int) -> None:
+        """Relay so many streams at once from now on; those there are go on."""
+        self.limits = replace(self.limits, streams=streams)
 
     @property
     def held(self) -> int:
         """Peers that are connected, to be reached."""
         return len(self._held)
 
-    def hold(self, peer: bytes) -> Answer:
-        """Whether a peer may be reached through this relay until `let_go`."""
+    def hold(self, peer: bytes, network: str) -> tuple[Answer, Hold, Hold | None]:
+        """Whether a peer from this network may be reached through this relay until `let_go`, and who loses its
+        place to it: of the network that has the most."""
+        self._number += 1
+        hold = Hold(peer, self._number)
         if not self.limits.streams:
-            return Answer.NO_RELAY
-        if (peer not in self._held and len(self._held) >= self.limits.held) or self._held.get(peer, 0) >= 2:
-            return Answer.FULL
+            return Answer.NO_RELAY, hold, None
+        if self._held[peer] >= 2:
+            return Answer.FULL, hold, None
+        displaced = self._places.admit(hold, network, 0.0, charge=False).displaced
         self._held[peer] += 1
-        return Answer.YES
+        if displaced is not None:
+            self._forget(displaced)
+        return Answer.YES, hold, displaced
 
-    def let_go(self, peer: bytes) -> None:
-        """Take back one `hold` that was answered with YES."""
-        self._held[peer] -= 1
+    def let_go(self, hold: Hold) -> None:
+        """Take back a `hold` that was answered with YES; one that was displaced is none any more."""
+        if self._places.leave(hold) is not None:
+            self._forget(hold)
+
+    def _forget(self, hold: Hold) -> None:
+        self._held[hold.peer] -= 1
         self._held += Counter()  # drops what is 0
 
-    def begin(self, source: bytes, target: bytes) -> Answer:
-        """Whether a stream may be relayed until `end`."""
+    def begin(self, source: bytes, target: bytes, network: str) -> Answer:
+        """Whether a stream may be relayed until `end`. `network`: the source's."""
         if not self.limits.streams:
             return Answer.NO_RELAY
         if target not in self._held:
             return Answer.NOT_HELD
         crowded = any(self._streams[peer] >= self.limits.streams_of_peer for peer in (source, target))
+        crowded = crowded or self._of_network[network] >= self.limits.streams_of_network
         if self.count >= self.limits.streams or crowded:
             return Answer.FULL
         self.count += 1
         self._streams.update((source, target))
+        self._of_network[network] += 1
         return Answer.YES
 
-    def end(self, source: bytes, target: bytes) -> None:
+    def end(self, source: bytes, target: bytes, network: str) -> None:
         """Take back one `begin` that was answered with YES."""
         self.count -= 1
         self._streams.subtract((source, target))
         self._streams += Counter()
+        self._of_network[network] -= 1
+        self._of_network += Counter()

@@ -20,8 +20,9 @@ from atoll.node.manners.may_train import Pause, Wishes
 NAME = "limits.json"
 KEYS = (
     *("hours", "idle_only", "battery", "metered"),
-    *("gpu_temperature", "gpu_duty", "threads", "upload", "download", "daily", "monthly"),
+    *("gpu_temperature", "gpu_duty", "threads", "memory", "upload", "download", "daily", "monthly"),
 )
+TRAINER_KEYS = ("gpu_temperature", "gpu_duty", "threads", "memory")  # of a node that has a trainer alone
 GIGABYTE = 1e9
 
 
@@ -54,13 +55,16 @@ def save_orders(state_dir: Path, orders: Orders) -> None:
         raise ResourceError(f"cannot write {state_dir / NAME}: {error.strerror or error}") from None
 
 
-def changed(orders: Orders, settings: Sequence[str]) -> Orders:
-    """The orders with these KEY=VALUE; an empty value takes back what was told of a key. Raises `ConfigError`."""
+def changed(orders: Orders, settings: Sequence[str], keys: Sequence[str] = KEYS) -> Orders:
+    """The orders with these KEY=VALUE, of `keys`; an empty value takes back what was told of a key. Raises
+    `ConfigError`."""
     limits = dict(orders.limits)
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals or key not in KEYS:
-            raise ConfigError(f"there is no limit {setting!r}: write KEY=VALUE, where KEY is {', '.join(KEYS)}")
+        if key in KEYS and key not in keys:
+            raise ConfigError(f"{key} is a limit on a trainer, and this node has none: leave it out")
+        if not equals or key not in keys:
+            raise ConfigError(f"there is no limit {setting!r}: write KEY=VALUE, where KEY is {', '.join(keys)}")
         limits.pop(key, None)
         if value:
             limits[key] = value
@@ -89,6 +93,15 @@ def wishes(config: NodeConfig) -> Wishes:
         config.idle_only,
         config.gpu_temperature,
     )
+
+
+def check_without_trainer(config: NodeConfig) -> None:
+    """Raise `ConfigError` for the first limit that only a trainer could obey."""
+    for key in TRAINER_KEYS:
+        if getattr(config, key) != getattr(NodeConfig(), key):
+            raise ConfigError(
+                f"{key}={getattr(config, key):g} is a limit on a trainer, and a reducer has none: leave it out"
+            )
 
 
 def shown(config: NodeConfig) -> dict[str, Any]:

@@ -4,6 +4,7 @@ What the owner has said by hand comes first, then what they wish of the machine,
 What goes up and down, as a temperature, has to be better by a margin before a pause for it ends.
 """
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -35,7 +36,7 @@ class Observations:
 
     day_bytes: int = 0  # of this day, with peers, up and down
     month_bytes: int = 0
-    round_bytes: int = 0  # that a round takes, as those before it did
+    round_bytes: int = 0  # that the round at hand will yet take, as those before it did
     on_battery: bool | None = None
     on_metered: bool | None = None
     others_share: float | None = None  # of the processors' time, that others' processes take, 0 to 1
@@ -84,17 +85,19 @@ def may_train(
     return None
 
 
-def saves_bytes(wishes: Wishes, seen: Observations) -> bool:
-    """Whether the node is to fetch and give no state either, whatever else it is paused for."""
-    spent = _is_spent(seen.day_bytes, seen.round_bytes, wishes.daily)
-    spent = spent or _is_spent(seen.month_bytes, seen.round_bytes, wishes.monthly)
-    return spent or (not wishes.metered and bool(seen.on_metered))
+def byte_room(wishes: Wishes, seen: Observations) -> float:
+    """The bytes that may yet pass between this node and its peers, up and down together. Where a round more would
+    not fit, what is left is for following the run's state, and for giving it."""
+    if not wishes.metered and seen.on_metered:
+        return 0
+    limits = (wishes.daily, seen.day_bytes), (wishes.monthly, seen.month_bytes)
+    return min((max(limit - bytes_, 0) for limit, bytes_ in limits if limit > 0), default=math.inf)
 
 
 def _is_spent(bytes_: int, round_bytes: int, limit: int) -> bool:
-    """Whether a round more would not fit. What a round takes may have been overrated, as by newcomers who fetched
-    the state: one fits where half of it all is left."""
-    return limit > 0 and bytes_ + min(round_bytes, limit // 2) > limit
+    """Whether the rest of the round would not fit. What a round takes may have been overrated, as by newcomers who
+    fetched the state: it fits where half of it all is left."""
+    return 0 < limit <= bytes_ or limit > 0 and bytes_ + min(round_bytes, limit // 2) > limit
 
 
 def _in_use(seen: Observations, was: bool) -> bool:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from atoll.comm.errors import ConfigError
 from atoll.node.config import TrainerSpec
 from atoll.node.data.dataset import DataSetSource
 from atoll.node.data.samples import UNLEARNED, Sample, Source
 from atoll.node.data.source import open_source
 from atoll.node.participant.daemon_link import DaemonLink
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.preflight import check_ranks
 from atoll.node.trainer_channel import Preparing
 
 # Of the run's data: input_ids, labels and position_ids, (B, T) int64 each.
@@ -39,11 +39,7 @@ class Share:
 
     def of(self, batch_size: int) -> slice:
         """The rank's samples of a batch. Raises `ConfigError` if it cannot be divided."""
-        if batch_size % self.count:
-            raise ConfigError(
-                f"inner.batch_size={batch_size} cannot be divided among ranks={self.count}: "
-                f"start this node with a number of ranks that divides {batch_size}"
-            )
+        check_ranks(batch_size, self.count)
         size = batch_size // self.count
         return slice(self.index * size, (self.index + 1) * size)
 
@@ -107,8 +103,10 @@ def tensors(sample: Sample) -> Batch:
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    """The batch on the device. Only a CUDA device copies while the process goes on: from pinned memory, or from a
+    copy of its own; Apple's would read what is there later."""
+    ahead = device.type == "cuda"
+    return {name: tensor.to(device, non_blocking=ahead) for name, tensor in batch.items()}
 
 
 def pieces(batch: Batch, size: int) -> list[Batch]:

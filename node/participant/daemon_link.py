@@ -152,6 +152,7 @@ def script_place(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory has run out. Torch has a class for a GPU's memory only; for the host's it
-    raises a plain RuntimeError."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    """Whether the error says that memory has run out. Torch has a class for CUDA's memory only; for the host's and
+    for Apple's GPU it raises a plain RuntimeError."""
+    plain = any(words in str(error) for words in ("can't allocate memory", "MPS backend out of memory"))
+    return plain or isinstance(error, (MemoryError, torch.OutOfMemoryError))

@@ -127,6 +127,11 @@ def local_tensor(parameter: Tensor) -> Tensor:
     return data.to_local() if isinstance(data, DTensor) else data
 
 
+def with_doubles(x: Tensor) -> Tensor:
+    """The tensor where fp64 can be computed: here, or, as Apple's GPU has none, in host memory."""
+    return x.cpu() if x.device.type == "mps" else x
+
+
 class Piece(NamedTuple):
     """A rank's block of one parameter."""
 
@@ -258,8 +263,9 @@ class ShardedParameters:
         than rank 0's. Every rank must call it."""
         squares = [0.0] * len(self.layout.slots)
         for piece, theirs in self._with_vector(flat, owned=True):
-            square = torch.zeros((), dtype=torch.float64, device=piece.local.device)
-            for mine, other in _blocks(piece.local, theirs):
+            local = with_doubles(piece.local)
+            square = torch.zeros((), dtype=torch.float64, device=local.device)
+            for mine, other in _blocks(local, theirs):
                 square += torch.linalg.vector_norm(mine - other.to(mine.device), dtype=torch.float64) ** 2
             squares[piece.slot] = float(square)
         return squares
@@ -271,11 +277,8 @@ class ShardedParameters:
         if flat is None:
             return 0.0
         copies = [piece for piece in self._pieces() if not self.owns(piece)]
-        there = [self._in(flat, piece).to(piece.local.device) for piece in copies]
-        return sum(
-            float(torch.linalg.vector_norm(piece.local - other, dtype=torch.float64)) ** 2
-            for piece, other in zip(copies, there, strict=True)
-        )
+        pairs = [(local := with_doubles(piece.local), self._in(flat, piece).to(local.device)) for piece in copies]
+        return sum(float(torch.linalg.vector_norm(a - b, dtype=torch.float64)) ** 2 for a, b in pairs)
 
     def owned_gradients(self) -> list[Tensor]:
         """The gradients' blocks on this rank, without those that a rank before it has, too."""

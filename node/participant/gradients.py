@@ -13,7 +13,7 @@ def squared_norm(parameters: ShardedParameters) -> float:
     """The squared l2 norm of this rank's part of the gradient; the sum over the ranks is the whole gradient's. It
     is not finite if any element is not."""
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in parameters.owned_gradients()]
-    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
+    return float(torch.stack(norms).cpu().double().square().sum()) if norms else 0.0  # Apple's GPU has no fp64
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ from atoll.node.participant.daemon_link import (
     failures_reported,
     script_place,
 )
-from atoll.node.participant.duty import rest
+from atoll.node.participant.duty import Duty, rest
 from atoll.node.participant.figures import RankMemory, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.health import TrainingHealth
@@ -71,6 +71,7 @@ from atoll.node.trainer_channel import (
     LoopLeft,
     Progress,
     Reached,
+    Rests,
     Stop,
     ToTrainer,
     Train,
@@ -123,6 +124,7 @@ class Participant:
         self._meter = StepMeter.of(spec.run, parameters.layout.numel, parameters.device, ranks.size, token_flops)
         self._memory = RankMemory(parameters.device)
         self._health = TrainingHealth()
+        self._duty = Duty(spec.run.members.stall)
         deadline = DEADLINE_SHARE * spec.run.members.stall
         self._watchdog = StepWatchdog(deadline, deadline + FIRST_STEP_SECONDS)
 
@@ -311,7 +313,12 @@ class Participant:
         self._step.begin()
         for part in self._parameters.parts:
             part.train()
+        has_command = self._has_command()
         while True:
+            if has_command:
+                self._watchdog.rest()
+                if (command := self._heed(cursor, self._link.next_command())) is not None:
+                    return command
             if cursor.takes_state or cursor.is_complete or cursor.is_stalled:
                 self._watchdog.rest()
             if cursor.takes_state:  # the steps since the hand-over go on top of what the new order begins with
@@ -332,7 +339,7 @@ class Participant:
             if cursor.is_stalled:
                 self._report_stall(cursor)
                 has_command = True
-            else:
+            elif not (has_command := self._rest_if_due(cursor)):
                 self._begin_step(cursor)
                 yield cursor.next_samples
                 has_command = self._end_step(cursor)
@@ -343,16 +350,32 @@ class Participant:
                     return None
                 due = self._last.copies_due > 0 and self._health.is_sound
                 self._round_checkpoint.save_if_due(cursor, due, self._checkpoint.rewarming)
-            if has_command:
-                self._watchdog.rest()
-                if (command := self._heed(cursor, self._link.next_command())) is not None:
-                    return command
             self._report_target(cursor)
 
+    def _has_command(self) -> bool:
+        """Whether the daemon has a command, as all ranks agree."""
+        (ranks,) = self._ranks.total(float(self._link.has_command()))
+        return ranks > 0
+
+    def _rest_if_due(self, cursor: TrainingCursor) -> bool:
+        """Rest before the next step as the share of the time asks for in which this trainer may compute; returns
+        whether a command came meanwhile. A rest that would look like a hang is for the daemon, which pauses the
+        node."""
+        if cursor.order.duty >= 1:
+            return False
+        (owed,) = self._ranks.total(self._duty.owed / self._ranks.size)
+        if not owed:
+            return False
+        self._watchdog.rest()
+        if owed > self._duty.longest:
+            self._link.send(Rests(owed))
+        for _ in rest(min(owed, self._duty.longest), self._link.has_command):
+            if self._has_command():
+                return True
+            self._link.send(replace(self._told, round=self.round, step=cursor.steps))  # it does not hang
+        return False
+
     def _begin_step(self, cursor: TrainingCursor) -> None:
-        if cursor.order.duty < 1:
-            self._watchdog.rest()
-            rest(self._meter.last, cursor.order.duty, self._link.has_command)
         fault_point("trainer.step")
         self._watchdog.tick()
         factor = self._checkpoint.rewarming.next_factor()
@@ -381,7 +404,9 @@ class Participant:
             self._data.ranks_behind = taken.ranks_behind > 0
         cursor.count_step(taken.loss, taken.skipped, self._rate, taken.is_empty)
         loss = self._told.loss if taken.is_empty else taken.loss
-        if (speed := self._meter.end()) is not None:
+        speed = self._meter.end()
+        self._duty.stepped(self._meter.last, cursor.order.duty)
+        if speed is not None:
             self._told = Progress(
                 *(self.round, cursor.steps, loss, speed.tokens_per_s, speed.mfu, speed.data_wait),
                 *(taken.gradient_norm, self._rate, int(taken.device_bytes), int(taken.host_bytes)),

@@ -9,6 +9,7 @@ the tensors, such as a stage of a pipeline that is frozen, takes part all the sa
 """
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -104,7 +105,9 @@ class TensorWriter:
         with self._lock:
             self._uncopied += 1
             self.copied.clear()
-        self._writing.append(self._thread.submit(self._write, tensors))
+        # Apple's GPU takes the commands of one thread: there the loop's copies, before it goes on.
+        copy = self._attempted(tensors.state) if self._device.type == "mps" else None
+        self._writing.append(self._thread.submit(self._write, tensors, copy))
         return True
 
     def read(self, path: Path, tensors: TrainingTensors) -> None:
@@ -144,12 +147,12 @@ class TensorWriter:
             return False
         return True
 
-    def _write(self, tensors: TensorSet) -> None:
-        """In the thread."""
+    def _write(self, tensors: TensorSet, copy: dict[str, Tensor] | None) -> None:
+        """In the thread. `copy`: of the tensors, if there is one already."""
         first, files, number = self._ranks.rank == 0, tensors.files, tensors.number
         try:
             try:
-                copy = self._copy(tensors.state)
+                copy = self._copy(tensors.state, copy)
             finally:
                 self._end_copy()
             save(copy, storage_writer=FileSystemWriter(files.unfinished_path(number)), **self._among())
@@ -171,16 +174,30 @@ class TensorWriter:
             if not self._uncopied:
                 self.copied.set()
 
-    def _copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _copy(self, state: dict[str, Tensor], copy: dict[str, Tensor] | None) -> dict[str, Tensor]:
         """A copy of the tensors in host memory: all ranks have one, or none. Raises `MemoryError`."""
-        copy: dict[str, Tensor] | None = None  # a rank may have no tensors, and takes part
-        with suppress(MemoryError, RuntimeError):
-            copy = self._staged(state)
+        if copy is None and self._device.type != "mps":
+            copy = self._attempted(state)
         (lacking,) = self._writers.total(float(copy is None))
         if lacking or copy is None:
             raise MemoryError(NO_MEMORY)
         self._memory |= copy
         return copy
+
+    def _attempted(self, state: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """A copy of the tensors, of which a rank may have none; None where memory does not suffice."""
+        with suppress(MemoryError, RuntimeError):
+            return self._copied_one_by_one(state) if self._device.type == "mps" else self._staged(state)
+        return None
+
+    def _copied_one_by_one(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A copy of plain tensors, each there when it is returned; torch's stager goes on before its are."""
+        for key, tensor in state.items():
+            if key in self._memory:
+                self._memory[key].copy_(tensor)
+        return {
+            key: self._memory[key] if key in self._memory else t.to("cpu", copy=True) for key, t in state.items()
+        }
 
     def _staged(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A copy of the tensors, in the memory of earlier ones where there is any."""
@@ -199,8 +216,9 @@ class TensorWriter:
     def _prepare_thread(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, 0, 10)  # of this thread alone: on Linux priorities are the threads'
+        if sys.platform == "linux":  # where priorities are the threads'
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, 0, 10)
 
 
 def local_bytes(tensor: Tensor) -> int:

@@ -59,8 +59,14 @@ class TrainingCursor:
     @property
     def is_complete(self) -> bool:
         """Whether the order's work is to be handed over now."""
-        enough = self.steps >= (self.order.floor if self.finishing else self.order.ceiling)
-        return not self.ahead and (enough or self.steps_left <= 0)
+        return not self.ahead and (self.steps >= self.fewest_steps or self.steps_left <= 0)
+
+    @property
+    def fewest_steps(self) -> int:
+        """The steps with which the order's work is handed over."""
+        if not self.finishing:
+            return self.order.ceiling
+        return 0 if self.rests else self.order.floor
 
     @property
     def takes_state(self) -> bool:

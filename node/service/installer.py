@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.comm.errors import ResourceError
-from atoll.comm.exit_codes import ExitCode
+from atoll.comm.exit_codes import ExitCode, final_codes
 from atoll.comm.files import atomic_write, write_all
 from atoll.comm.xdg import config_home, default_state_dir
 from atoll.node.service import launchd, systemd
@@ -84,9 +84,10 @@ class Manager:
             if said := self._systemctl(*words, seconds=None):
                 if words[0] == "restart" and (code := self._exit_code(name)):
                     why = next((known.summary for known in ExitCode if known == code), "not one of Atoll's")
+                    again = ", and is started again after a pause" if code not in final_codes() else ""
                     raise NotStarted(
-                        f"the service {name} ended with exit code {code}, {why}: `journalctl --user -u {name}` "
-                        "has its sentence",
+                        f"the service {name} ended with exit code {code}, {why}{again}: "
+                        f"`journalctl --user -u {name}` has its sentence",
                         code,
                     )
                 raise ResourceError(f"`systemctl --user {' '.join(words)}` failed: {said}")

@@ -24,7 +24,8 @@ def plist(service: Service) -> bytes:
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": THROTTLE_SECONDS,
             "ExitTimeOut": STOP_SECONDS,
-            "ProcessType": "Background",
+            "Nice": 10,
+            "ProcessType": "Standard",  # of Background, Apple silicon's slow cores alone would compute
         }
     )
 

@@ -1,10 +1,10 @@
 """`atoll node uninstall`: nothing of a node is left on its machine but the program itself.
 
-What is removed belongs to one state directory: the service, the folder, the cache where it is elsewhere, vectors
-in /dev/shm, a trainer's socket. A folder that is no node's is refused before anything is done.
+What is removed belongs to one state directory: the service, what a node writes into the folder
+(`atoll.node.state_files`), its cache where it is elsewhere, vectors in /dev/shm, a trainer's socket. What else is
+in the folder stays, and the folder with it. One that is no node's is refused before anything is done.
 """
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -13,17 +13,20 @@ from pathlib import Path
 
 from atoll.comm.cores import core_share
 from atoll.comm.errors import ConfigError, ResourceError, Unreachable
+from atoll.comm.files import size_of
 from atoll.comm.invite import parse
-from atoll.comm.xdg import cache_dir
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.state_dir import exclusive
-from atoll.node.outer.shared_vectors import clear_own, own_folders
+from atoll.node.outer.vector_folders import clear_own, own_folders
 from atoll.node.service.installer import Manager, service_name
 from atoll.node.service.join_command import URL_FILE
+from atoll.node.state_files import LOCK, SESSION, Contents, contents, folders_of
 
-JOURNAL, SESSION = "journal.sqlite", "session"  # of a coordinator's state directory, and of a node's
+JOURNAL = "journal.sqlite"  # of a coordinator's state directory
 LEAVE_SECONDS = 100.0  # that a daemon has to end; a script of the volunteer's own may take 60
 LOOK_SECONDS = 0.2  # between two looks at whether it has
+BEGINNING = {"tls.pem", "trainer.json"}  # of which a node, or a worker, writes one at first
+NAMED = 3  # things that are not a node's, at most, by their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,10 @@ class Installed:
     manager: Manager = Manager()
 
     @property
-    def folders(self) -> list[Path]:
-        """The state directory, and the cache where it is elsewhere; those that are there."""
-        cache = cache_dir(self.state_dir)
-        apart = [] if cache.is_relative_to(self.state_dir) else [cache]
-        return [folder for folder in (self.state_dir, *apart) if folder.exists()]
+    def folders(self) -> dict[Path, Contents]:
+        """The state directory, and the cache where it is elsewhere, with what is in them; those that are there."""
+        # Of a link, what it leads to: there its node has written.
+        return {folder: contents(folder.resolve(), files) for folder, files in folders_of(self.state_dir).items()}
 
     @property
     def service(self) -> str:
@@ -50,8 +52,9 @@ class Installed:
         """What would be removed, in words."""
         if self.service:
             yield f"the service {self.service} ({self.manager.file(self.service)})"
-        for folder in self.folders:
-            yield f"{folder} ({size_of(folder) / 1e6:,.1f} MB)"
+        for folder, found in self.folders.items():
+            but = f", but for {_names(found)}, not a node's" if found.others else ""
+            yield f"{folder} ({size_in(found) / 1e6:,.1f} MB){but}"
         for folder in own_folders(self.state_dir):
             if not folder.is_relative_to(self.state_dir):
                 yield f"{folder} ({size_of(folder) / 1e6:,.1f} MB, in memory)"
@@ -59,26 +62,15 @@ class Installed:
 
 def check_removable(found: Installed) -> None:
     """Raise `ConfigError` for a folder that is not a node's state directory, and where there is nothing."""
-    state_dir = found.state_dir
-    if not state_dir.exists():
-        if found.service or found.folders:
+    state_dir, folders = found.state_dir, found.folders
+    if state_dir not in folders:
+        if found.service or folders:
             return
         raise ConfigError(f"there is no node in {state_dir}, and no service of one: is --state-dir right?")
     if (state_dir / JOURNAL).exists():
         raise ConfigError(f"{state_dir} is a coordinator's: `atoll node uninstall` removes nodes")
-    if not _is_a_nodes(state_dir):
+    if not _is_a_nodes(state_dir) and not _has_begun(state_dir, folders[state_dir]):
         raise ConfigError(f"{state_dir} is no node's state directory: nothing is removed")
-    here = state_dir.resolve()
-    if any(place.resolve().is_relative_to(here) for place in (Path.home(), Path(__file__), Path.cwd())):
-        raise ConfigError(
-            f"{state_dir} holds your home, this program or the folder that you are in: it is not removed"
-        )
-    for mark in (JOURNAL, SESSION, URL_FILE):
-        for file in state_dir.rglob(mark):
-            if file.parent != state_dir:
-                raise ConfigError(
-                    f"{file.parent}, in {state_dir}, is another node's or a coordinator's: move it elsewhere first"
-                )
 
 
 def uninstall(found: Installed) -> Iterator[str]:
@@ -91,31 +83,32 @@ def uninstall(found: Installed) -> Iterator[str]:
     with suppress(Unreachable):
         control_socket.ask(found.state_dir, "leave")
         asked = True
-    if found.state_dir.exists():
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        if found.state_dir.exists():
             _wait_for_lock(stack, found.state_dir, LEAVE_SECONDS if asked or name else 0.0)
             if asked:
                 yield "the daemon has left its run"
             if size := clear_own(found.state_dir):
                 yield f"removed {size / 1e6:,.1f} MB of vectors"
-            for folder in found.folders:
-                size = size_of(folder)
-                _remove(folder)
-                yield f"removed {folder} ({size / 1e6:,.1f} MB)"
-    else:
-        for folder in found.folders:
-            _remove(folder)
-            yield f"removed {folder}"
+        for folder, content in found.folders.items():
+            yield _removed(folder, content)
     core_share()  # which removes what killed nodes left in shared memory to be counted by
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder."""
-    size = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):
-            size += file.lstat().st_size if not file.is_dir() else 0
+def size_in(found: Contents) -> int:
+    """Bytes of what is a node's."""
+    size = sum(map(size_of, found.whole))
+    for file in found.files:
+        with suppress(OSError):  # it goes meanwhile
+            size += file.lstat().st_size
     return size
+
+
+def _names(found: Contents) -> str:
+    """What is not a node's, by name, as far as that is short."""
+    names = ", ".join(str(path.relative_to(found.folder)) for path in found.others[:NAMED])
+    more = len(found.others) - NAMED
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def _is_a_nodes(state_dir: Path) -> bool:
@@ -128,6 +121,12 @@ def _is_a_nodes(state_dir: Path) -> bool:
         parse((state_dir / URL_FILE).read_text().strip())
         return True
     return False
+
+
+def _has_begun(state_dir: Path, found: Contents) -> bool:
+    """Whether there is nothing but what a node writes that has not joined, or a worker."""
+    names = {path.name for path in found.files}
+    return not found.others and LOCK in names and SESSION not in names and bool(names & BEGINNING)
 
 
 def _wait_for_lock(stack: ExitStack, state_dir: Path, seconds: float) -> None:
@@ -143,12 +142,15 @@ def _wait_for_lock(stack: ExitStack, state_dir: Path, seconds: float) -> None:
             time.sleep(LOOK_SECONDS)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder, and those above it that are Atoll's and empty then. Of a link that is no node's folder only
-    the link: what else is where it leads is not known."""
+def _removed(folder: Path, content: Contents) -> str:
+    """Remove what is a node's in a folder, and say so; the folder as well, where nothing else is in it, and those
+    above that are Atoll's and empty then."""
+    size, place = size_in(content), folder.resolve()
     try:
-        if not folder.is_symlink() or _is_a_nodes(folder):
-            shutil.rmtree(folder.resolve())
+        content.remove()
+        if any(place.iterdir()):
+            return f"removed {size / 1e6:,.1f} MB from {folder}, which stays: {_names(content)} in it is no node's"
+        place.rmdir()
         if folder.is_symlink():
             folder.unlink()
     except OSError as error:
@@ -160,3 +162,4 @@ def _remove(folder: Path) -> None:
             above.rmdir()
         except OSError:  # another node's, or a coordinator's, is there
             break
+    return f"removed {folder} ({size / 1e6:,.1f} MB)"

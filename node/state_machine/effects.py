@@ -117,6 +117,12 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRecovery:
+    """End the recovery under way, and keep what came; answered by `MoveFailed`, or by `StateMoved` where that was
+    all."""
+
+
+@dataclass(frozen=True, slots=True)
 class FallBack:
     """Take the state that the disk brings back, in the place of parts of a newer one that nobody has any more;
     `MoveFailed` if it brings back none. `before`: one of an earlier round than this; 0: the newest."""
@@ -197,6 +203,7 @@ Effect = (
     | StopReduce
     | Apply
     | Recover
+    | StopRecovery
     | FallBack
     | Renumber
     | ReportLayout

@@ -81,8 +81,8 @@ class Rejoined:
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged:
-    """The node may take no inner steps from now on, or may again. `saves_bytes`: nor fetch a state, as long as
-    that lasts."""
+    """The node may take no inner steps from now on, or may again. `saves_bytes`: nor exchange anything with its
+    peers, as long as that lasts."""
 
     paused: bool
     saves_bytes: bool = False

@@ -100,6 +100,7 @@ class Moving:
 
     by: Move
     before: NoState | At
+    halted: bool = False  # what fetches it was told to stop
 
 
 OuterPosition = NoState | At | Moving
@@ -214,7 +215,8 @@ class State:
     unusable: UnusableWork | None = None
     turns: FragmentTurns | None = None  # None: a round exchanges the whole model
     paused: bool = False  # it may take no inner steps for now
-    saves_bytes: bool = False  # nor fetch a state
+    saves_bytes: bool = False  # nor exchange anything with peers
+    left: bool = False  # it left a reduce to save bytes, which the coordinator may not have heard yet
     parting: Parting | None = None  # None: it stays
 
     @property
@@ -237,6 +239,11 @@ class State:
         if isinstance(self.trainer, Training):
             return "inner"
         return "paused" if self.paused else "waiting"
+
+    @property
+    def exchanges_nothing(self) -> bool:
+        """Whether the coordinator is to count on nothing that goes over the links to peers."""
+        return self.saves_bytes or self.left
 
     @property
     def round(self) -> int:
@@ -267,6 +274,15 @@ class State:
                 return evaluating
             case trainer:
                 return isinstance(trainer, Evaluating)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the trainer takes inner steps that it has not handed over."""
+        match self.trainer:
+            case Ahead(waits=waits):
+                return not waits
+            case trainer:
+                return isinstance(trainer, Training)
 
     @property
     def can_evaluate(self) -> bool:

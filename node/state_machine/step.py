@@ -14,6 +14,10 @@ takes the new state when it is told to `OrderTraining` on. While it is ahead, an
 a trainer at work: it reads neither anchor nor local vector until it is told, and from then on both stand still
 until it hands over again.
 
+A node that saves bytes takes part in no exchange: it leaves the reduce under way, and the recovery, and applies
+what is here already. Also when bytes may be spent again it takes no part in a reduce before the coordinator has
+said that it knows: until then it plans with what the node has dropped.
+
 Where fragments take turns, a round commits the steps of one fragment only. What the local vector has of the others
 stays (`FragmentTurns`): the next steps start from it, though no sample of it is to be committed any more.
 """
@@ -21,6 +25,7 @@ stays (`FragmentTurns`): the next steps start from it, though no sample of it is
 from dataclasses import replace
 from typing import assert_never
 
+from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.leases import remaining
 from atoll.comm.leases import samples as samples_of
 from atoll.comm.proto import atoll_pb2 as pb
@@ -47,6 +52,7 @@ from atoll.node.state_machine.effects import (
     ReportState,
     RunFinished,
     StartReduce,
+    StopRecovery,
     StopReduce,
     VerifySeals,
 )
@@ -89,6 +95,7 @@ from atoll.node.state_machine.state import (
 )
 
 STALL_SHARE = 0.7  # share of `members.stall`: a hung trainer is ended before the coordinator gives its node up
+NO_STATE = b"there is nothing"[:DIGEST_SIZE]  # as a state's digest: no state has it
 MAX_BAD_ORDERS = 5  # in a row of which nothing could be used: then the node leaves
 
 
@@ -119,7 +126,8 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if state.view is not None and _order(view) <= _order(state.view):
                 return state
             _repeat(state, view, out)
-            return replace(state, view=view, unusable=_still_unusable(state.unusable, view))
+            left = state.left and not view.saves_bytes
+            return replace(state, view=view, unusable=_still_unusable(state.unusable, view), left=left)
         case TrainerUp(layout):
             if isinstance(state.trainer, Down):
                 out.append(ReportLayout(layout))
@@ -258,12 +266,21 @@ def _not_moved(state: State, round_: int, out: list[Effect]) -> State:
     if round_ < 0:
         return replace(state, outer=NoState(disk_tried=by is Move.FALL_BACK, unable=by is Move.INITIALISE))
     before = state.outer.before if isinstance(state.outer, Moving) else state.outer
-    digest = before.digest if isinstance(before, At) else b""
-    return replace(state, outer=At(round_, digest, disk_tried=by is Move.FALL_BACK))
+    whole = by is not Move.REPLACE  # else it is closed, and some of its chunks may be the run's by now
+    at = At(round_, before.digest if isinstance(before, At) and whole else b"", disk_tried=by is Move.FALL_BACK)
+    if state.view is not None:
+        _deny(at, state.view, out)
+    return replace(state, outer=at)
+
+
+def _deny(at: At, view: pb.View, out: list[Effect]) -> None:
+    """Say that the state is none, where the coordinator takes it for the run's by what the node said before."""
+    if not at.digest and at.round == view.committed and view.you in ("synced", "active"):
+        out.append(ReportState(at.round, NO_STATE))
 
 
 def _in_new_session(state: State, out: list[Effect]) -> State:
-    if isinstance(state.outer, At):
+    if isinstance(state.outer, At) and state.outer.digest:
         out.append(ReportState(state.outer.round, state.outer.digest))  # before the layout: then it has said all
     if state.layout is not None and not isinstance(state.trainer, Down):
         out.append(ReportLayout(state.layout))
@@ -272,7 +289,7 @@ def _in_new_session(state: State, out: list[Effect]) -> State:
         out.append(StopReduce())  # the run goes on without what this node had entered
     # What it holds may be committed, and nobody else have it.
     reduced = reduced and replace(reduced, in_session=False)
-    return replace(state, view=None, reduce=reduced, unusable=None)
+    return replace(state, view=None, reduce=reduced, unusable=None, left=False)
 
 
 def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
@@ -286,7 +303,9 @@ def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
     initialises = view.initialise and not _makes_no_state_0(at, view)
     if view.initialise and not initialises:
         out.append(ReportState(0, b""))
-    if view.you == "recovering" and isinstance(at, At) and at.round == view.committed:
+    if isinstance(at, At):
+        _deny(at, view, out)
+    if view.you == "recovering" and isinstance(at, At) and at.digest and at.round == view.committed:
         known = view.state_digest != b"" and at.digest == view.state_digest
         if known or initialises:  # it may have state_0 that it is to make: everybody was away
             out.append(ReportState(at.round, at.digest))
@@ -316,6 +335,8 @@ def _decide(state: State, out: list[Effect]) -> State:
     view = state.view
     if (resting := _rest(state, out)) is not None:
         return resting
+    if state.saves_bytes and (silent := _silence(state, out)) is not None:
+        return silent
     if state.parting is not None and not state.parting.done and not _owes_commit(state):
         out.append(Depart())
         return replace(state, parting=replace(state.parting, done=True))
@@ -334,7 +355,7 @@ def _decide(state: State, out: list[Effect]) -> State:
         return replace(state, reduce=state.reduced)
     if view.tied and view.you == "recovering" and isinstance(state.outer, At):
         return _go_back(state, state.outer, view, out)
-    if not isinstance(state.outer, At) or state.outer.round != view.committed or _differs(state.outer, view):
+    if not isinstance(state.outer, At) or state.outer.round != view.committed or _is_wrong(state.outer, view):
         return _move(state, state.outer, view, out)
     if view.HasField("plan") and (reducing := _reduce(state, view.plan, out)) is not None:
         return reducing
@@ -362,12 +383,19 @@ def _owes_commit(state: State) -> bool:
 
 
 def _is_left_out(state: State, ready: Work) -> bool:
-    """Whether that work was left out of its round, and is brought into none while the node fetches no state."""
-    view = state.view
-    return state.saves_bytes and view is not None and ready.round <= view.committed and not _holds(state, view)
+    """Whether that work is in no exchange, and is brought into none while the node saves bytes."""
+    view, reduced = state.view, state.reduced
+    if not state.saves_bytes or view is None:
+        return False
+    if ready.round <= view.committed:
+        return not _holds(state, view)
+    return reduced is None or reduced.attempt[0] != ready.round
 
 
-def _differs(at: At, view: pb.View) -> bool:
+def _is_wrong(at: At, view: pb.View) -> bool:
+    """Whether its state of the committed round is not the run's, or none."""
+    if not at.digest:
+        return view.state_digest != b"" or view.initialise
     return view.you == "recovering" and view.state_digest != b"" and at.digest != view.state_digest
 
 
@@ -385,6 +413,8 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
         out.append(Renumber(view))
         return replace(_forget_reduced(state), outer=Moving(Move.RENUMBER, before))
     if isinstance(before, At) and before.round == view.committed:  # and differs
+        if state.saves_bytes:
+            return state
         out.append(Recover(view, differs=True, rebase=False))
         state = replace(_drop_steps(_forget_reduced(state)), work=None)
         return replace(state, outer=Moving(Move.REPLACE, before))
@@ -459,7 +489,7 @@ def _attempts(state: State) -> list[Attempt]:
 def _reduce(state: State, plan: pb.Plan, out: list[Effect]) -> State | None:
     attempt = plan.round, plan.attempt
     work, reduced = state.ready, state.reduced
-    if attempt in _attempts(state) or work is None or work.round != plan.round:
+    if state.exchanges_nothing or attempt in _attempts(state) or work is None or work.round != plan.round:
         return None
     if reduced is not None and not (reduced.in_session and reduced.attempt[0] == plan.round):
         out.append(StopReduce())
@@ -553,6 +583,22 @@ def _rest(state: State, out: list[Effect]) -> State | None:
         case Ahead(round_, waits=False, held=False) if _rests(state):
             out.append(HoldTraining(round_))
             return replace(state, trainer=replace(state.trainer, held=True))
+    return None
+
+
+def _silence(state: State, out: list[Effect]) -> State | None:
+    """End what goes over the links to peers; None: nothing does. A reduce of which all is here needs them no
+    more."""
+    if isinstance(state.reduce, Reducing):
+        out.append(StopReduce())
+        return replace(state, reduce=None, left=True)
+    if (
+        isinstance(state.outer, Moving)
+        and state.outer.by in (Move.RECOVER, Move.REPLACE)
+        and not state.outer.halted
+    ):
+        out.append(StopRecovery())
+        return replace(state, outer=replace(state.outer, halted=True))
     return None
 
 

@@ -19,11 +19,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import Checkpointing, NodeConfig
+from atoll.node.memory import free_for_node
 from atoll.node.participant.batches import Batch, RunTokens, Share, learned, pieces
 from atoll.node.participant.daemon_link import is_out_of_memory
 from atoll.node.participant.flat_vector import local_tensor
 from atoll.node.participant.rank_group import RankGroup
-from atoll.node.preflight import MOMENT_BYTES, available
+from atoll.node.preflight import BYTES_FLAT, MOMENT_BYTES, available
 from atoll.node.trainer.checkpointing import ActivationCheckpointing
 from atoll.node.trainer.loss import accumulate, placed, validation_loss
 from atoll.node.trainer.micro_batch import (
@@ -76,6 +77,7 @@ class GradientAccumulator:
         self._plan = StepPlan(1, self._levels[0])
         self._compile_seconds = 0.0  # of a search, in passes that compile first
         self.tell: Callable[[str], None] = _nothing  # takes sentences for the daemon's log
+        self.on_plan: Callable[[StepPlan], None] = _nothing  # called with a plan that takes another's place
 
     @property
     def plan(self) -> StepPlan:
@@ -137,6 +139,7 @@ class GradientAccumulator:
             raise MicroBatchTooLarge(f"{sentence}: starts again with {below}")
         forget_step(self._model, self._device)
         self._take(below)
+        self.on_plan(below)
         self.tell(f"{sentence}: goes on with {below}")
 
     def _take(self, plan: StepPlan) -> None:
@@ -185,11 +188,18 @@ class GradientAccumulator:
                 return None
             elapsed = time.monotonic() - began - self._compile_seconds
             growth, free, *means = self._ranks.total(
-                growth, available() / neighbours - moments, seconds / size, elapsed / size
+                growth, self._free() / neighbours - moments, seconds / size, elapsed / size
             )
             return Cost(means[0], growth, free, means[1])
 
         return measure
+
+    def _free(self) -> float:
+        """Bytes of memory for this machine's ranks: where the owner allows so much, without what the daemon is to
+        share with them."""
+        if not self._node.memory:
+            return available()
+        return free_for_node(self._node) - BYTES_FLAT * sum(p.numel() for p in self._model.parameters())
 
     @contextmanager
     def _moments(self) -> Iterator[int]:
@@ -294,5 +304,5 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _nothing(sentence: str) -> None:
+def _nothing(said: object) -> None:
     pass

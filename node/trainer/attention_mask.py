@@ -99,12 +99,20 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
     """Attention of queries, (B, heads, T, D), over keys and values, (B, kv_heads, T, D), as the mask lets them;
     causal without one. Returns (B, heads, T, D)."""
+    if q.device.type == "mps":  # whose kernels know no groups
+        k, v = ungrouped(k, q.shape[1]), ungrouped(v, q.shape[1])
     grouped = k.shape[1] < q.shape[1]
     if isinstance(mask, BlockMask):
         # In a block that is being compiled it becomes a kernel of that.
         flex = flex_attention if torch.compiler.is_compiling() else compiled_flex_attention()
         return cast(Tensor, flex(q, k, v, block_mask=mask, enable_gqa=grouped))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+def ungrouped(x: Tensor, heads: int) -> Tensor:
+    """Keys or values, (B, kv_heads, T, D), for each of so many heads, of which a group shares one:
+    (B, heads, T, D)."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 @cache

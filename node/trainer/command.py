@@ -20,6 +20,7 @@ from atoll.node.trainer_channel import Failed, TrainerEnd
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 TERMINATE_SECONDS = 5.0  # from SIGTERM to SIGKILL
+POLL_SECONDS = 0.05  # between two looks whether a signal came, where they cannot be waited for
 NOT_FOUND = 127  # exit code, as a shell's
 WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
@@ -61,8 +62,7 @@ def _wait(command: int, daemon: int) -> int:
     """Reap processes until the command has ended, or its time is up once this process was told to end."""
     deadline: float | None = None
     while deadline is None or (left := deadline - time.monotonic()) > 0:
-        told = signal.sigwaitinfo(WATCHED) if deadline is None else signal.sigtimedwait(WATCHED, left)
-        if told is not None and told.si_signo == signal.SIGTERM:
+        if _next_signal(None if deadline is None else left) == signal.SIGTERM:
             grace = GRACE_SECONDS if os.getppid() != daemon else 0.0
             deadline = min(deadline or time.monotonic() + grace, time.monotonic() + grace)
         with suppress(ChildProcessError):
@@ -71,6 +71,21 @@ def _wait(command: int, daemon: int) -> int:
                     code = os.waitstatus_to_exitcode(ended[1])
                     return code if code >= 0 else 128 - code
     return 128 + signal.SIGTERM
+
+
+def _next_signal(seconds: float | None) -> int | None:
+    """The number of the next signal of those watched; None: none came in `seconds`, if that is not None."""
+    if seconds is None:
+        return signal.sigwait(WATCHED)
+    if hasattr(signal, "sigtimedwait"):
+        told = signal.sigtimedwait(WATCHED, seconds)
+        return None if told is None else told.si_signo
+    until = time.monotonic() + seconds  # macOS has no such call
+    while not (signal.sigpending() & WATCHED):
+        if time.monotonic() >= until:
+            return None
+        time.sleep(POLL_SECONDS)
+    return signal.sigwait(WATCHED)
 
 
 def _end_children() -> None:

@@ -12,6 +12,7 @@ volunteer gives.
 import argparse
 import logging
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -61,7 +62,7 @@ def set_environment(spec: TrainerSpec, path: Path) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # who waits for another thread leaves it the core
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds from SIGTERM to SIGKILL
-    interface = "lo"
+    interface = interface_of("127.0.0.1") or "lo"  # on a Mac lo0
     if spec.node.rendezvous:
         interface = interface_of(address_towards(spec.node.rendezvous))
     else:
@@ -75,6 +76,8 @@ def set_environment(spec: TrainerSpec, path: Path) -> None:
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(path.with_name("flight-record-")))
     if spec.node.device is Device.CPU:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if spec.node.device in (Device.AUTO, Device.MPS) and not spec.command:
+        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # what Apple's GPU cannot do the processor does
     if spec.command:
         os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what it prints is in the trainer's log at once
 
@@ -196,11 +199,11 @@ def interface_of(address: str) -> str:
 
 def rank_command(spec: TrainerSpec, group: str) -> tuple[Any, tuple[str, ...]]:
     """The entrypoint of a rank and its arguments: on the CPU a function to fork, which has torch imported already;
-    for CUDA, which would not survive a fork, a program."""
+    for GPUs and on macOS, whose libraries would not survive a fork, a program."""
     engine = engine_of(spec)
     if engine is not Engine.BUILTIN:
         return sys.executable, ("-m", f"atoll.node.engines.{engine}", "--group", group)
-    if spec.node.device is Device.CPU:
+    if spec.node.device is Device.CPU and platform.system() != "Darwin":
         from atoll.node.trainer import process
 
         return process.main, (group,)

@@ -143,7 +143,8 @@ def orthogonalised(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tens
 def orthogonalisation_dtype(matrices: Tensor) -> torch.dtype:
     """The type that matrices are orthogonalised in: bf16, as by the authors, where the device multiplies that
     fastest."""
-    return torch.bfloat16 if matrices.is_cuda or multiplies_bf16() else torch.float32
+    on_cpu = matrices.device.type == "cpu"
+    return torch.bfloat16 if matrices.is_cuda or (on_cpu and multiplies_bf16()) else torch.float32
 
 
 @cache

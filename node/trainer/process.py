@@ -33,7 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import Checkpointing, Device, NodeConfig, TrainerSpec, threads_of
-from atoll.node.devices import resolve
+from atoll.node.devices import resolve, suits_mps
 from atoll.node.participant.batches import RunTokens, Share
 from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, read_spec
 from atoll.node.participant.participant import participate
@@ -42,7 +42,7 @@ from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLar
 from atoll.node.trainer.micro_batch import MicroBatchStore
 from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
-from atoll.node.trainer_channel import FIRST_STEP_SECONDS
+from atoll.node.trainer_channel import FIRST_STEP_SECONDS, MicroBatch
 
 COLLECTIVE_SHARE = 0.5  # of members.stall
 
@@ -118,6 +118,7 @@ def take_part(device: torch.device) -> None:
         store = MicroBatchStore(Path(spec.cache), micro_batch_facts(spec, ranks, device))
         accumulator = GradientAccumulator(model, spec.run, spec.node, ranks, device, store)
         found = accumulator.choose()
+        link.send(MicroBatch(accumulator.plan.size))
     with participate(
         model,
         optimizer,
@@ -126,6 +127,7 @@ def take_part(device: torch.device) -> None:
         before_round=partial(share_cores, spec.node),
     ) as run:
         accumulator.tell = run.tell
+        accumulator.on_plan = lambda plan: link.send(MicroBatch(plan.size))
         if found:
             run.tell(found)
         for number, batch in enumerate(run.batches(data)):
@@ -137,11 +139,12 @@ def take_part(device: torch.device) -> None:
 def micro_batch_facts(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> Any:
     """Collect all that the size of a micro-batch depends on."""
     run, node = spec.run, spec.node
+    machine: tuple[str, int]
     if device.type == "cuda":
         machine = (torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory)
     else:
-        machine = (processor_name(), psutil.virtual_memory().total)
-    settings = (node.bf16, node.compile, node.micro_batch, node.checkpointing, node.model)
+        machine = (f"{device.type} {processor_name()}", psutil.virtual_memory().total)
+    settings = (node.bf16, node.compile, node.micro_batch, node.checkpointing, node.model, node.memory)
     share = run.inner.batch_size // ranks.size
     return machine, str(torch.__version__), run.model, run.inner.optimizer, settings, ranks.hosts, share
 
@@ -157,8 +160,13 @@ def processor_name() -> str:
 
 def choose_device(node: NodeConfig, me: LocalRank) -> torch.device:
     """The device of this rank: one GPU a rank, or the CPU. Raises `ResourceError` if the machine lacks it."""
-    if node.device is Device.CPU or (node.device is Device.AUTO and not torch.cuda.is_available()):
+    if node.device is Device.CPU:
         return torch.device("cpu")
+    if node.device is Device.MPS:
+        return apples_gpu(me)
+    if node.device is Device.AUTO and not torch.cuda.is_available():
+        apples = me.size == 1 and suits_mps(node) and torch.backends.mps.is_available()
+        return torch.device("mps" if apples else "cpu")
     count = torch.cuda.device_count()
     if not count:
         raise ResourceError(
@@ -169,6 +177,17 @@ def choose_device(node: NodeConfig, me: LocalRank) -> torch.device:
         raise ResourceError(f"ranks={me.local_size} but this machine has {devices}: set ranks={count}")
     torch.cuda.set_device(me.local)
     return torch.device("cuda", me.local)
+
+
+def apples_gpu(me: LocalRank) -> torch.device:
+    """Apple's GPU, of which a machine has one. Raises `ResourceError` where torch cannot use it."""
+    if me.size > 1:
+        raise ResourceError(f"device=mps is one GPU, and this node has {me.size} ranks: set device=cpu")
+    if not torch.backends.mps.is_available():
+        built = torch.backends.mps.is_built()
+        why = "it takes macOS 14 or newer" if built else "it is built without: install torch for arm64"
+        raise ResourceError(f"device=mps and torch finds no GPU of Apple's ({why}), or set device=cpu")
+    return torch.device("mps")
 
 
 @contextmanager

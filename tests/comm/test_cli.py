@@ -30,7 +30,7 @@ def options(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tup
     """The environment variable of each option of each command, and whose it is."""
     for option in command.params:
         if isinstance(option, click.Option) and option.allow_from_autoenv:
-            name = "_".join((PREFIX, *words, option.name or "")).upper().replace("-", "_")
+            name = "_".join((PREFIX, *words, max(option.opts, key=len).lstrip("-"))).upper().replace("-", "_")
             yield name, f"{' '.join(words)} --{option.name}"
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -125,6 +125,24 @@ def test_completion_lists_what_there_is_and_imports_little(words: str, expected:
     found = {line.split(",")[1] for line in done.stdout.split()}
     assert expected <= found and all(name.startswith(typed[-1]) for name in found)
     assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("atoll node inst", "install-service"), ("atoll node join --rol", "--role")]
+)
+def test_zsh_and_fish_get_what_their_scripts_ask_for(words: str, expected: str) -> None:
+    """The answers that the scripts of `test_the_shell_gets_a_script` read: for zsh three lines each, type, value
+    and help; for fish type, value, and behind a tab the help. Zsh counts words, fish says the last one."""
+    *_, last = typed = words.split(" ")
+    answers = dict[str, str]()
+    for shell, position in (("zsh", str(len(typed) - 1)), ("fish", last)):
+        asked = {"_ATOLL_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": position}
+        command = [sys.executable, "-P", "-m", "atoll.comm.cli"]
+        done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, timeout=60)
+        answers[shell] = done.stdout
+    kind, value, _ = answers["zsh"].splitlines()
+    assert (kind, value) == ("plain", expected)
+    assert answers["fish"].startswith(f"plain,{expected}\t") and answers["fish"].count("\n") == 1
 
 
 def test_bash_completes_with_the_readmes_line(tmp_path: Path) -> None:

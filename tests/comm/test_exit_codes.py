@@ -21,7 +21,7 @@ def test_the_page_is_of_the_codes_and_errors_as_they_are() -> None:
 
 
 def test_every_code_is_explained_and_codes_are_what_scripts_know() -> None:
-    assert [int(code) for code in ExitCode] == [0, 1, 2, 3, 4, 5, 6, 130]
+    assert [int(code) for code in ExitCode] == [0, 1, 2, 3, 4, 5, 6, 7, 130]
     assert all(code.summary and code.meaning and code.remedy for code in ExitCode)
     assert (Unreachable.exit_code, Refused.exit_code) == (4, 5)
 

@@ -18,6 +18,7 @@ for number in range(int(sys.argv[2])):
 os.write(1, b"of a library\\n")
 os.write(2, b"of a dying interpreter\\n")
 print("printed")
+print(log.file_beside("gateway"))
 raise SystemExit("the last sentence")
 """
 
@@ -32,6 +33,7 @@ def test_everything_a_process_prints_is_in_the_file_and_nothing_on_the_terminal(
     done = write(file, 3)
     assert (done.stdout, done.stderr) == ("", "")
     said = file.read_text()
+    assert f"{file.parent}/node-gateway.log\n" in said
     for words in ("line 000002", "of a library", "of a dying interpreter", "printed", "the last sentence"):
         assert words in said
     assert [path.name for path in file.parent.iterdir()] == ["node.log"]

@@ -225,6 +225,16 @@ def test_start_warns_of_what_check_refuses(tmp_path: Path, caplog: pytest.LogCap
     assert f"the data set at {tmp_path}/gone is not looked at" in caplog.text
 
 
+def test_start_takes_a_webhook_of_the_environment_and_refuses_what_is_none_without_repeating_it(
+    tmp_path: Path,
+) -> None:
+    arguments = ["start", "demo", "--state-dir", str(tmp_path), "wandb.mode=disabled"]
+    for words, environment in ((["--webhook", "s3cret"], {}), ([], {"ATOLL_WEBHOOK": "s3cret"})):
+        error = CliRunner().invoke(cli.coordinator, [*arguments, *words], env=environment).exception
+        assert isinstance(error, ConfigError) and "--webhook" in str(error) and "s3cret" not in str(error)
+    assert not (tmp_path / "journal.sqlite").exists()
+
+
 def test_check_compares_the_tokenizers_of_a_mixture(tmp_path: Path) -> None:
     digests = [write_data_set(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
     manifest = tmp_path / "b" / "manifest.json"

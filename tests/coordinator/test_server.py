@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from atoll.comm.config.outer import OuterConfig
-from atoll.comm.config.run import RunConfig, to_json
+from atoll.comm.config.run import RunConfig, WandbMode, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, SecurityConfig, TlsMode
 from atoll.comm.errors import ConfigError
 from atoll.coordinator import server
@@ -87,6 +87,18 @@ def test_a_state_directory_of_the_same_run_may_be_older_than_a_key_of_its_config
                 _same_run(journal, other)
 
 
+def test_who_watches_a_run_may_change_at_each_start(tmp_path: Path) -> None:
+    config = RunConfig(name="reef")
+    with closing(Journal(tmp_path)) as journal:
+        _same_run(journal, config)
+        config.wandb.mode, config.figures.jsonl = WandbMode.ONLINE, True
+        _same_run(journal, config)
+        assert from_json((journal.meta("config") or "").encode()) == config
+        config.wandb.notes, config.seed = "another word", 1
+        with pytest.raises(ConfigError, match=r"another config \(seed is 0 there and 1 here\)"):
+            _same_run(journal, config)
+
+
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.COLLECTING])
 def test_garbage_is_collected_also_while_a_round_waits_for_members(
     phase: Phase, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +126,7 @@ def test_a_request_that_trickles_into_the_page_is_ended_and_others_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PAGE", replace(PAGE, deadline=0.3))
-    tracker: Any = SimpleNamespace(tell=lambda *_: None)
+    tracker: Any = SimpleNamespace(tell=lambda *_: None, alert=lambda *_: None)
     options = ServerOptions(tmp_path, "127.0.0.1:0", "", "")
 
     async def story() -> None:

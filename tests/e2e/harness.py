@@ -101,7 +101,8 @@ class Run:
         the command that trains."""
         where = ("--state-dir", str(self.folder / name), "--listen", f"{host}:0", "--name", name)
         atoll = [sys.executable, "-P", "-c", program] if program else ATOLL
-        command = [*through, *atoll, "node", "join", url, *where, "threads=1", *settings]
+        one = [] if "reducer" in settings else ["threads=1"]
+        command = [*through, *atoll, "node", "join", url, *where, *one, *settings]
         command += ["--", *script] if script else []
         self.nodes[name] = self.spawn(f"{name}.log", command, faults)
         return self.nodes[name]

@@ -1,17 +1,27 @@
 """Bad input gets a sentence, a documented exit code and no traceback. Real processes."""
 
+import asyncio
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from data_sets import write_data_set
+
+from atoll.comm.exit_codes import ExitCode
+from atoll.comm.invite import parse
+from atoll.node.config import NodeConfig
+from atoll.node.daemon.reducer import NothingToFetch
+from atoll.node.daemon.session import CoordinatorSession
+from atoll.node.daemon.state_dir import JoinOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo.yaml"
@@ -116,8 +126,101 @@ def test_a_wrong_token_is_refused(coordinator: Coordinator, tmp_path: Path) -> N
 
 def test_a_token_is_good_for_as_many_joins_as_it_was_issued_for(coordinator: Coordinator, tmp_path: Path) -> None:
     url = coordinator.url()
-    join(url, tmp_path, "ranks=3", code=3)  # joins, then finds that a batch of 8 has no third
+    assert "among ranks=3" in join(url, tmp_path, "ranks=3", code=2), "it looks before it joins"
+    join(url, tmp_path, "ranks=3", "--no-checks", code=2)  # joins, then finds that a batch of 8 has no third
     assert "used up" in join(url, tmp_path / "another", code=5)
+
+
+# A peer's fault ends no command of today: this one is made for it.
+PEERS_FAULT = """
+import click
+from atoll.comm import cli
+from atoll.comm.errors import PeerError
+def fails():
+    raise PeerError("n7 sent what is not the sum: it is left out")
+cli.cli.get_command = lambda context, name: click.Command(name, callback=fails)
+cli.main()
+"""
+Codes = dict[ExitCode, Callable[[Path, Coordinator], int]]
+
+
+def ended(*args: str | Path, answer: str = "") -> int:
+    command = [*ATOLL, *map(str, args)]
+    done = subprocess.run(command, input=answer, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done.returncode
+
+
+def joined(url: str, state_dir: Path, *more: str) -> int:
+    return ended("node", "join", url, "--state-dir", state_dir, "--listen", "127.0.0.1:0", *more)
+
+
+def damaged_data(folder: Path, coordinator: Coordinator) -> int:
+    write_data_set(folder / "set")
+    shard = next((folder / "set").glob("*.tokens"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+    return ended("data", "check", folder / "set")
+
+
+def state_directory_that_is_a_file(folder: Path, coordinator: Coordinator) -> int:
+    (folder / "file").touch()
+    return joined(coordinator.url(), folder / "file")
+
+
+def nobody_there(folder: Path, coordinator: Coordinator) -> int:
+    return joined("atoll://t@127.0.0.1:9/demo", folder, "--patience", "0.1")
+
+
+def wrong_token(folder: Path, coordinator: Coordinator) -> int:
+    return joined(f"atoll://wrong@{coordinator.meta('address')}/demo", folder)
+
+
+def key_of_a_member(folder: Path, coordinator: Coordinator) -> int:
+    """A copy of a state directory without its session, while the node is connected."""
+    options = JoinOptions(folder / "ada", "127.0.0.1:0", "", "ada", 10.0)
+    invites = parse(coordinator.url()), coordinator.url()
+    (folder / "ada").mkdir()
+    (folder / "copy").mkdir()
+
+    async def story() -> int:
+        async with CoordinatorSession.opened(invites[0], NodeConfig(), options, NothingToFetch()) as ada:
+            await ada.join()
+            views = ada.views()
+            await anext(views)
+            shutil.copy(folder / "ada" / "tls.pem", folder / "copy")
+            return await asyncio.to_thread(joined, invites[1], folder / "copy")
+
+    return asyncio.run(story())
+
+
+def peers_fault(folder: Path, coordinator: Coordinator) -> int:
+    return subprocess.run([sys.executable, "-P", "-c", PEERS_FAULT, "fails"], capture_output=True).returncode
+
+
+def not_answered_with_yes(folder: Path, coordinator: Coordinator) -> int:
+    (folder / "session").write_text("127.0.0.1:1 reef\nsecret.1\nada\n")
+    return ended("node", "uninstall", "--state-dir", folder, answer="n\n")
+
+
+ENDINGS: Codes = {
+    ExitCode.DONE: lambda folder, coordinator: ended("doctor", coordinator.url(), "--leaf", "--state-dir", folder),
+    ExitCode.FAILED: damaged_data,
+    ExitCode.CONFIG: lambda folder, coordinator: joined("http://example.org", folder),
+    ExitCode.RESOURCE: state_directory_that_is_a_file,
+    ExitCode.UNREACHABLE: nobody_there,
+    ExitCode.REFUSED: wrong_token,
+    ExitCode.PEER: peers_fault,
+    ExitCode.NOT_NOW: key_of_a_member,
+    ExitCode.INTERRUPTED: not_answered_with_yes,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", ExitCode)
+def test_each_exit_code_of_the_page_is_that_of_a_process(
+    code: ExitCode, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    assert ENDINGS[code](tmp_path, coordinator) == code
 
 
 def test_another_runs_url_is_refused(coordinator: Coordinator, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import json
 import re
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
 from e2e.harness import PACED, Run, until
 
-from atoll.node.outer.shared_vectors import OWNER_FILE, SHM
+from atoll.node.outer.vector_folders import OWNER_FILE, SHM
 from atoll.node.participant.optimizer_files import POSITION, ROUND, OptimizerFiles
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -26,6 +27,10 @@ def copies(run: Run, name: str) -> list[dict[str, Any]]:
                 files = OptimizerFiles(owner.parent / "copies", prefix=ROUND)
                 found += [json.loads((files.path(number) / POSITION).read_text()) for number in files.rounds]
     return found
+
+
+def says(run: Run, name: str, words: str) -> bool:
+    return words in run.log(name)
 
 
 def kill(*processes: psutil.Process) -> None:
@@ -72,6 +77,23 @@ def test_a_trainer_killed_late_in_a_round_goes_on_from_its_last_copy(run: Run) -
         r"goes on with round (\d) behind inner step (\d+), which is in this node's memory", run.log("one")
     )
     assert back is not None and int(back[1]) == copied["round"] == 2 and int(back[2]) >= copied["steps"]
+
+
+def test_nodes_of_one_machine_that_are_killed_together_have_their_state_in_its_memory(run: Run) -> None:
+    """Nothing of it is on a disk: without either's memory the run could not go on."""
+    run.start("rounds.inner_steps=100")
+    url = run.invite(2)
+    for name in ("one", "two"):
+        run.join(url, name, "durable=false")
+    until("a commit", lambda: run.committed() >= 1)
+    run.kill("one", "two")
+    at = run.committed()
+    for name in ("one", "two"):
+        run.nodes[name].wait()
+        run.join(url, name, "durable=false")
+        until("its state", partial(says, run, name, f"the state of round {at} is still in this node's memory"))
+    until("a commit of both", lambda: run.committed() > at and run.contributors() == 2)
+    run.whole(at + 1)
 
 
 def test_trainers_that_run_out_of_memory_train_on_in_halves(run: Run) -> None:

@@ -2,16 +2,18 @@
 own."""
 
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from e2e.harness import ATOLL, Run, until
+from e2e.harness import ATOLL, ROOT, Run, until
 
-from atoll.node.outer.shared_vectors import own_folders
+from atoll.node.outer.vector_folders import own_folders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -84,6 +86,15 @@ def test_a_detached_node_trains_and_is_uninstalled_without_a_trace(run: Run, vol
     assert url not in " ".join(daemon.cmdline())
     until("a commit", lambda: run.committed() >= 1)
     assert "another daemon uses the state directory" in volunteer.atoll("join", url, "--detach", code=3)
+    (photo := volunteer.state_dir / "outer" / "space.jpg").touch()
+    said = volunteer.atoll("uninstall", "--yes")
+    assert f"from {volunteer.state_dir}, which stays: outer/space.jpg in it is no node's" in said
+    assert [path for path in volunteer.state_dir.rglob("*") if not path.is_dir()] == [photo]
+    photo.unlink()
+    photo.parent.rmdir()
+    volunteer.state_dir.rmdir()
+    until("its end", lambda: not volunteer.daemons())
+    volunteer.detach(run.invite(1))
     said = volunteer.atoll("uninstall", "--yes")
     assert f"removed {volunteer.state_dir}" in said and f"removed {volunteer.cache}" in said
     assert "the daemon has left its run" in said
@@ -91,6 +102,29 @@ def test_a_detached_node_trains_and_is_uninstalled_without_a_trace(run: Run, vol
     assert run.member("ada").get("reason", "") in ("", "stopped by its operator")
     assert not volunteer.left and not own_folders(volunteer.state_dir)
     assert "there is no node in" in volunteer.atoll("uninstall", "--yes", code=2)
+
+
+def test_the_commands_of_the_page_on_wsl_do_what_it_says(run: Run, volunteer: Volunteer, tmp_path: Path) -> None:
+    """On Linux, where a leaf takes part as well."""
+    page = (ROOT / "docs" / "wsl2.md").read_text()
+    commands = [
+        line.removeprefix("$ ")
+        for block in re.findall(r"```console\n(.*?)```", page, re.S)
+        for line in block.splitlines()
+    ]
+    run.start("members.start=1")
+    (clone := tmp_path / "clone").mkdir()
+    (clone / ".venv").symlink_to(Path(sys.prefix))
+    environment = volunteer.environment | {"URL": run.invite(1)}
+    said = dict[str, str]()
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=clone, env=environment, capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        said[command.split(" ")[1]] = done.stdout
+    assert len(commands) == 4 and "not asked (--leaf)" in said["doctor"]
+    until("its end", lambda: not volunteer.daemons())
 
 
 def test_what_keeps_a_detached_node_from_joining_is_said_with_its_exit_code(

@@ -34,7 +34,13 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, Refused
 from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
-from atoll.comm.peer_names import host_of_peer, is_peer_host, peer_of_host, peer_of_multiaddr
+from atoll.comm.peer_names import (
+    host_and_port_of_multiaddr,
+    host_of_peer,
+    is_peer_host,
+    peer_of_host,
+    peer_of_multiaddr,
+)
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
@@ -43,7 +49,8 @@ from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header, parse_address
 from atoll.coordinator.service import journaled_machine
-from atoll.coordinator.service.telemetry import Telemetry
+from atoll.coordinator.service.telemetry import Cut, Telemetry, Vitals
+from atoll.coordinator.state_machine.events import Heartbeat
 from atoll.coordinator.state_machine.state import State
 from atoll.node import trainer_channel
 from atoll.node.checkpoint import run_manifest, snapshots
@@ -280,6 +287,8 @@ def trainer_examples() -> list[bytes]:
         trainer_channel.Ready(1, 4, 2.0, 16),
         trainer_channel.Progress(1, 2, 3.0),
         trainer_channel.LogLine("a sentence"),
+        trainer_channel.Rests(2.5),
+        trainer_channel.MicroBatch(8),
     ]
     return [msgspec.json.encode(message) for message in said]
 
@@ -309,12 +318,18 @@ def record_examples() -> list[bytes]:
 
 def stream_examples() -> list[bytes]:
     asked = StreamHeader(Purpose.RELAY, Service.DATA, PEER)
-    return [write_header(header) for header in (asked, StreamHeader(Purpose.HOLD))]
+    passed = StreamHeader(Purpose.PASS, Service.PUNCH)
+    return [write_header(header) for header in (asked, passed, StreamHeader(Purpose.HOLD))]
 
 
 def named_peer(data: bytes) -> None:
     text = data.decode(errors="replace")
     (peer_of_host if is_peer_host(text) else peer_of_multiaddr)(text)
+
+
+def multiaddr(data: bytes) -> None:
+    host, port = host_and_port_of_multiaddr(data.decode(errors="replace"))
+    assert host and 0 < port < 1 << 16
 
 
 PEER_NAMES = [
@@ -346,6 +361,7 @@ DECODERS: dict[str, Decoder] = {
     "invite": Decoder(invited, (ConfigError,), lambda: [b"atoll://token:" + b"a" * 52 + b"@10.0.0.1:4700/reef"]),
     "coordinator-record": Decoder(open_record, (BadRecord,), record_examples),
     "gateway-stream": Decoder(read_header, (BadHeader,), stream_examples),
+    "multiaddr": Decoder(multiaddr, (ValueError,), lambda: PEER_NAMES),
     "peer-name": Decoder(named_peer, (ValueError,), lambda: PEER_NAMES),
     "signature": Decoder(signature, (), signature_examples),
     "run-config": Decoder(run_config, (ConfigError,), lambda: [run.to_json(RunConfig(name="reef"))]),
@@ -369,7 +385,7 @@ DECODERS: dict[str, Decoder] = {
     "telemetry": Decoder(
         lambda data: Telemetry.load(data.decode(errors="replace")),
         DECODE_ERRORS,
-        lambda: [Telemetry().dump().encode()],
+        lambda: [observed().dump().encode()],
     ),
     "coordinator-snapshot": Decoder(
         lambda data: journaled_machine.decode(data, RunConfig(name="reef")),
@@ -378,6 +394,18 @@ DECODERS: dict[str, Decoder] = {
     ),
     "coordinator": Decoder(play, (), lambda: [script()], memory=8 << 20),
 }
+
+
+def observed() -> Telemetry:
+    """The telemetry of a run with one member, of which much is known."""
+    telemetry, node = Telemetry(round=2, until=9.0), NodeId("n1")
+    telemetry.meter.enter(node, 1.0)
+    telemetry.record_heartbeat(Heartbeat(node, 1, "inner", 1, 3), Vitals(5.0), {"sync": 1.0}, 2.0)
+    telemetry.meter.record_contribution(node, 1, carries=False)
+    telemetry.meter.record_commit(1, {node: 0.5}, 3.0)
+    telemetry.failures.noticed(node, 2, "it is silent", 2.0, 4.0)
+    telemetry.cuts[1] = Cut(telemetry.meter.cut(), {"inner": 1.0}, tuple(telemetry.failures.open.values()))
+    return telemetry
 
 
 def faulty(data: bytes) -> None:

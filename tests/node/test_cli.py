@@ -55,8 +55,8 @@ def test_everything_behind_the_dashes_is_the_command(tmp_path: Path, monkeypatch
     [
         (["--"], "there is no command behind --"),
         (["machines=2", "rendezvous=a:1", "--", "sh"], "machines is 2 and there is a command behind --"),
-        (["device=cuda", "--", "sh"], "`device=cuda` and `ranks` are of the built-in trainer"),
-        (["ranks=4", "--", "sh"], "`device=cuda` and `ranks` are of the built-in trainer"),
+        (["device=cuda", "--", "sh"], "`device=mps` and `ranks` are of the built-in trainer"),
+        (["ranks=4", "--", "sh"], "`device=mps` and `ranks` are of the built-in trainer"),
         (["--role", "reducer", "--", "sh"], "--role reducer has no trainer, and a command behind -- is one"),
         (
             ["--", "no-such-program"],

@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from control_nodes import Coordinator, coordinator
 
+from atoll.comm import extras
 from atoll.comm.config.load import load_dataclass
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.round_time import exchanged_bytes
@@ -26,7 +28,7 @@ from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.service import checkup
 from atoll.node import devices
 from atoll.node.checks.check import Check
-from atoll.node.checks.reach import Listening, clock_check
+from atoll.node.checks.reach import Listening, Unreached, clock_check, reached_otherwise
 from atoll.node.config import NodeConfig
 from atoll.node.control.checkup import RunSight
 from atoll.node.daemon.state_dir import save_session
@@ -114,11 +116,19 @@ def beside(
 NAMES = ["coordinator", "invite", "clock", "settings", "data", "model", "state", "reads", "writes", "talks to"]
 
 
-def test_apples_gpu_is_said_to_be_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_apples_gpu_it_is_said_that_torch_decides_and_that_nobody_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found = asked(tmp_path, "device=mps")
+    assert code == 2 and "device=mps is a Mac's GPU" in named(found, "gpu")["found"]
     monkeypatch.setattr("atoll.node.checks.machine.has_gpu_driver", lambda: False)
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    assert "Apple's" in named(asked(tmp_path)[1], "gpu")["found"]
+    gpu = named(asked(tmp_path)[1], "gpu")
+    assert gpu["ok"] and "if torch can use it" in gpu["found"] and "not tested on real hardware" in gpu["remedy"]
+    assert named(asked(tmp_path, "device=mps")[1], "gpu")["found"] == "Apple's (device=mps)"
+    code, found = asked(tmp_path, "device=mps", "ranks=2")
+    assert code == 2 and "leave out bf16=" in named(found, "gpu")["remedy"]
 
 
 def test_a_coordinator_says_all_there_is_to_know_and_the_invite_stays_whole(tmp_path: Path) -> None:
@@ -216,6 +226,24 @@ def test_a_clock_that_is_wrong_is_told_for_what_it_is_needed(ahead: float, ok: b
     found = clock_check(RunSight(RUN, 1, "127.0.0.1", "", True, 0.2, ahead))
     assert found.ok is ok and remedy in found.remedy and bool(found.remedy) is bool(remedy)
     assert ("ahead of" if ahead > 0 else "behind") in found.found
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_machine_that_nobody_can_dial_does_where_the_run_has_gateways(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "installed", lambda package: installed)
+    sight = RunSight(RUN, 1, "203.0.113.7", "", False, 0.2, 0.0)
+    for check in (
+        Check("reach", True, "the coordinator dialled it"),
+        Check("reach", False, "not its own", "--leaf"),
+    ):
+        assert reached_otherwise(check, replace(sight, gateways=("/ip4/...",))) is check
+    unreached = Unreached("reach", False, "peers cannot dial this machine", "forward a port")
+    assert reached_otherwise(unreached, sight) is unreached
+    found = reached_otherwise(unreached, replace(sight, gateways=("/ip4/...",)))
+    assert found.ok and ("gateways will pass on" in found.found) is installed
+    assert ('".[p2p]"' in found.remedy) is not installed
 
 
 def test_a_command_says_so_too(tmp_path: Path) -> None:

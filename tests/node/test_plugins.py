@@ -5,8 +5,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,8 @@ from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OuterConfig
 from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
-from atoll.comm.invite import Invite
 from atoll.node.config import Device, NodeConfig
-from atoll.node.daemon.daemon import Daemon
+from atoll.node.daemon.entrance import settings_for
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.data.source import open_source
 from atoll.node.engine_check import check_engine
@@ -100,10 +98,8 @@ def test_simulated_nodes_train_with_all_three(sample: None, tmp_path: Path) -> N
     assert losses[-1] < losses[0] / 2
 
 
-def daemon_of(run: RunConfig, folder: Path, command: tuple[str, ...] = ()) -> Daemon:
-    daemon = Daemon(Invite("there:7", "reef", "t"), NODE, JoinOptions(folder, "", "", "ada", 0.0, command=command))
-    daemon._member = cast(Any, SimpleNamespace(run=run))
-    return daemon
+def joining(run: RunConfig, folder: Path, command: tuple[str, ...] = ()) -> None:
+    settings_for(run, NODE, JoinOptions(folder, "", "", "ada", 0.0, command=command))
 
 
 @pytest.mark.parametrize(
@@ -118,20 +114,20 @@ def test_a_node_without_the_package_refuses_when_it_joins(
     changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ResourceError, match=rf"{sentence} .*\(atoll-sample==0.1.0\)"):
-        daemon_of(run_of(**changes), tmp_path)._check()
+        joining(run_of(**changes), tmp_path)
 
 
 def test_a_node_with_the_package_joins_and_imports_neither_model_nor_data(sample: None, tmp_path: Path) -> None:
-    daemon_of(run_of(), tmp_path)._check()
+    joining(run_of(), tmp_path)
     imported = {name for name in sys.modules if name.startswith("atoll_sample")}
     assert imported == {"atoll_sample", "atoll_sample.outer"}
 
 
 def test_a_script_needs_the_runs_outer_rule_alone(tmp_path: Path) -> None:
     run = run_of(outer=OuterConfig())
-    daemon_of(run, tmp_path, ("python", "train.py"))._check()
+    joining(run, tmp_path, ("python", "train.py"))
     with pytest.raises(ResourceError, match="outer.plugin is heavy-ball"):
-        daemon_of(run_of(), tmp_path, ("python", "train.py"))._check()
+        joining(run_of(), tmp_path, ("python", "train.py"))
 
 
 def test_a_model_of_ones_own_is_not_trained_in_a_run_that_names_a_plugin(sample: None) -> None:

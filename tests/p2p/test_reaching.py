@@ -65,7 +65,7 @@ async def _passed(tmp_path: Path, public: bool) -> None:
         async with asyncio.timeout(60):
             one, other = await asyncio.gather(echoed(address, NOISE), echoed(address, NOISE[::-1]))
         assert (one, other) == (NOISE, NOISE[::-1])
-        assert asking.relaying.opened == {"direct": 2 * public, "relayed": 2 * (not public)}
+        assert asking.relaying.opened == {"direct": 2 * public, "punched": 0, "relayed": 2 * (not public)}
         with pytest.raises(Unreachable, match="does not serve that|does not answer"):
             await asking.relaying.reach(peer, Service.COORDINATOR)
         holding.cancel()

@@ -107,6 +107,8 @@ class Audits:
 
     def _reduce(self, asker: "Node", key: Key, place: int) -> "Reduce | None":
         reduce = self.node.plane.reduce
+        if self.node.silent:
+            return None
         if self.node.host.leaf and asker.me not in self.shows:
             return None
         if reduce is None or reduce.round != key[0] or all(m.node != asker.me for m in reduce.plan.members):

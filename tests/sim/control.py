@@ -157,7 +157,8 @@ class Control:
         self.node.trainer.end_if_hung()
         phase, round_, step = self.node.progress
         beat = pb.HeartbeatRequest(session=self._session, phase=phase, round=round_, inner_step=step)
-        beat.pause = PauseReason.TOLD * self.node.machine.paused
+        paused, beat.saves_bytes = self.node.wishes
+        beat.pause = PauseReason.TOLD * paused
         self._call(self._service.heartbeat, beat.SerializeToString())
         self.node.later(BEAT, self._beat, session)
 

@@ -77,6 +77,7 @@ class Faults:
         ]
         self._kinds = self.rng.sample(kinds, self.rng.randint(3, 8))
         self._wishes = random.Random(f"wishes {self.world.seed}")  # of owners: apart, too
+        self._thrift = random.Random(f"thrift {self.world.seed}")  # the same of their bytes
         self._every = self.rng.choice([1.0, 2.0, 4.0])  # seconds, on average
 
     def begin(self) -> None:
@@ -90,6 +91,9 @@ class Faults:
             for _ in range(self._wishes.randint(3, 40)):
                 wish = self._wishes.choice([self.pause, self.pause, self.pause, self.finish])
                 self.world.engine.after(self._wishes.uniform(1, 60), wish)
+        if self._thrift.random() < 0.4:
+            for _ in range(self._thrift.randint(1, 15)):
+                self.world.engine.after(self._thrift.uniform(1, 60), self.run_out_of_bytes)
         if self.world.disks:
             for _ in range(self.world.luck.randint(1, 4)):
                 self.world.engine.after(self.world.luck.uniform(2, 60), self.cut_power)
@@ -223,6 +227,26 @@ class Faults:
         node.say(f"is paused for {seconds:.2f} s{', and saves bytes' * saves_bytes}")
         node.wish(node_ev.PauseChanged(True, saves_bytes))
         self.undo_after(seconds, lambda: node.wish(node_ev.PauseChanged(False)))
+
+    def run_out_of_bytes(self) -> None:
+        """In the middle of an exchange: a reducer's next, or that of a node whose state others have, too."""
+        nodes = [n for n in (*self.world.living, *self.world.reducers) if not n.stopped and n.thrift is None]
+        if self._over or not nodes:
+            return
+        node = self._thrift.choice(nodes)
+        seconds = self._thrift.choice([0.02, self._thrift.uniform(0, 1), self._thrift.uniform(1, 12)])
+
+        def gone() -> None:
+            if not self._over:
+                node.say(f"has no bytes left for {seconds:.2f} s")
+                node.wish(node_ev.PauseChanged(True, saves_bytes=True))
+                self.undo_after(seconds, lambda: node.wish(node_ev.PauseChanged(False)))
+
+        node.thrift = gone
+
+    def soon_in_an_exchange(self) -> float:
+        """Seconds from its beginning."""
+        return self._thrift.choice([0.0, self._thrift.uniform(0, 0.3), self._thrift.uniform(0, 2)])
 
     def finish(self) -> None:
         """It leaves after the commit; some come back."""

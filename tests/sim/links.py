@@ -76,6 +76,9 @@ class Link:
         world, to = self.world, self.other(source)
         if self.broken:
             return
+        if source.silent or to.silent:  # until bytes may be spent again, or enough of it was waited for
+            world.engine.after(0.2, self.carry, source, frame)
+            return
         network, fate = world.network, world.rng.random()
         if not to.alive or (source.place, to.place) in network.cut or (to.place, source.place) in network.cut:
             if fate < 0.5:
@@ -219,7 +222,7 @@ class Links:
 
     def _dial(self, peer: Peer, count: int, knocks: int = 0) -> None:
         node, to, network = self.node, self.world.at(peer.address), self.world.network
-        if to is None or not to.alive or to.me != peer.node or to.control.left:
+        if to is None or not to.alive or to.me != peer.node or to.control.left or to.silent or node.silent:
             self._failed(peer, count, "refused")
         elif to.stopped or {(node.place, to.place), (to.place, node.place)} & network.cut:
             peer.turn = next(self._turns)

@@ -12,7 +12,7 @@ from sim.audit import Audits
 from sim.beyond import Beyond
 from sim.control import Control
 from sim.disk import Checkpointer, Disk
-from sim.engine import Process
+from sim.engine import Call, Process
 from sim.plane import Plane
 from sim.trainer import Trainer
 from sim.truth import Contribution, Life, digest, next_state, norm, root
@@ -80,6 +80,7 @@ class Node(Process):
         self.steps: list[int] = []  # samples that it took steps on, in order
         self.excused = False  # its trainer may lose what it took ahead
         self.serve: list[str] = []  # whom it dials to offer its state, as a leaf
+        self.thrift: Call | None = None  # what happens in the middle of its next exchange: its bytes are gone
 
     @property
     def me(self) -> NodeId:
@@ -105,6 +106,16 @@ class Node(Process):
     def step_time(self) -> float:
         """Seconds that one inner step takes."""
         return self.world.step_time / self.host.speed
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing passes over its links to peers, to save bytes."""
+        return self.machine.saves_bytes
+
+    @property
+    def wishes(self) -> tuple[bool, bool]:
+        """For the heartbeat: whether it is paused, and exchanges nothing."""
+        return self.machine.paused, self.machine.exchanges_nothing
 
     @property
     def progress(self) -> tuple[str, int, int]:
@@ -160,6 +171,7 @@ class Node(Process):
             case ef.Encode(work):
                 self.later(self.world.encode_time, self._encoded, work, self.clock)
             case ef.StartReduce(plan):
+                invariants.who_saves_bytes_exchanges_nothing(self)
                 self.world.planned(plan)
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
@@ -176,7 +188,10 @@ class Node(Process):
                 self.still = False
                 self.later(self.world.apply_time, self._apply, view.committed, self.plane.result())
                 self.plane.cancel()
+            case ef.StopRecovery():
+                self.plane.stop_recovery()
             case ef.Recover(_, differs, rebase):
+                invariants.who_saves_bytes_exchanges_nothing(self)
                 self._recover(effect, differs, rebase)
             case ef.FallBack(before):
                 if before:  # what it trained is on top of what may be wrong
@@ -354,7 +369,7 @@ class Node(Process):
     def passed_on(self, round_: int) -> bytes:
         """The same, where it has it from a leaf that dialled this node to offer it."""
         cut = self.world.network.cut
-        offering = (n for n in self.world.living if self.me in n.serve and not n.stopped)
+        offering = (n for n in self.world.living if self.me in n.serve and not (n.stopped or n.silent))
         here = (n.state_of(round_) for n in offering if not {(n.place, self.place), (self.place, n.place)} & cut)
         return self.state_of(round_) or next(filter(None, here), b"")
 

@@ -1,7 +1,8 @@
 """A node's data plane: its links, the reduce under way, and the state for those who lack it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sim.engine import Call
 from sim.links import KNOCK_TIME, Links, Peer
 from sim.reduce import Reduce
 from sim.truth import Contribution
@@ -49,6 +50,9 @@ class Plane:
         self.cancel()
         self.reduce = self._last = Reduce(self.node, self.links, plan, contribution)
         self.reduce.begin()
+        if self.node.thrift is not None:
+            self.node.later(self.world.faults.soon_in_an_exchange(), self.node.thrift)
+            self.node.thrift = None
 
     def cancel(self) -> None:
         if self.reduce is not None:
@@ -78,12 +82,25 @@ class Plane:
         self.cancel()
         self._ask(order, 0)
 
+    def stop_recovery(self) -> None:
+        """What came is kept, which may be chunks of another round."""
+        self._end(0.0, self.node.not_recovered)
+
+    def _end(self, seconds: float, call: Call, *args: Any) -> None:
+        """The recovery is over after so many seconds, unless it ends otherwise before that."""
+        self._asked += 1
+        self.node.later(seconds, self._over, self._asked, call, *args)
+
+    def _over(self, number: int, call: Call, *args: Any) -> None:
+        if number == self._asked:
+            self._asked += 1
+            call(*args)
+
     def _ask(self, order: effects.Recover, i: int) -> None:
         donors = order.view.donors
-        self._asked += 1
         if i >= len(donors):
-            self.node.later(0.2, self.node.not_recovered)
-            return
+            return self._end(0.2, self.node.not_recovered)
+        self._asked += 1
         process = self.world.at(donors[i].address) if donors[i].address else self.node  # to which leaves offer it
         if process is not None and process.alive and process.me == donors[i].node_id:
             call = process.plane.give
@@ -95,6 +112,8 @@ class Plane:
             self._ask(order, i + 1)
 
     def give(self, to: "Node", number: int, order: effects.Recover, i: int) -> None:
+        if self.node.silent:
+            return
         if not self.node.control.admits(to):  # it may be so new that this node's view does not know of it yet
             self.node.later(KNOCK_TIME, self.give, to, number, order, i)
             return
@@ -107,5 +126,4 @@ class Plane:
         if state != order.view.state_digest:
             self._ask(order, i + 1)
         else:
-            self._asked += 1
-            self.node.later(self.world.seal_time, self.node.recovered, order)
+            self._end(self.world.seal_time, self.node.recovered, order)

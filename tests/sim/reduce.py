@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 TICK = 0.3  # seconds between two looks at the clock
 DEADLINES = PeerDeadlines(ping_after=0.8, lost_after=1.5, chunk_time=3.5, pull_after=1.0)
+DRIP = 2.5  # seconds
 MALFORMED = (-1,)
 
 Terms = list[MergeTerm[Contribution | Partial]]
@@ -68,6 +69,9 @@ class Reduce:
         self.merged: dict[int, tuple[int, list[tuple[int, bytes, tuple[int, ...]]], bytes]] = {}
         self._merging: list[tuple[int, Terms]] = []  # chunks, and what is being read
         self._over = False
+        self._dripped_at: dict[
+            NodeId, float
+        ] = {}  # seconds; when the latest contribution of one who drips goes out
 
     def begin(self) -> None:
         self.links.begin(self)
@@ -77,7 +81,7 @@ class Reduce:
     def replan(self, plan: Plan) -> None:
         self.plan, me = plan, self.node.me
         self.peers = [m.node for m in plan.members if not m.gone and m.node != me]
-        self.late.replan(self.node.clock, self.peers)
+        self.late.replan(self.node.clock, self.peers, plan.patience)
         self.links.expect(routes.links(plan, me))
         self.do(self.exchange.replan(plan))
         self.links.release()
@@ -106,6 +110,8 @@ class Reduce:
     def do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case SendFrame(node, FrameKind.CONTRIBUTION, c, since) if self.node.host.habit == "drips":
+                    self._drip(node, (FrameKind.CONTRIBUTION, c, since))
                 case SendFrame(node, kind, c, since):
                     self.links.post(node, (kind, c, since))
                 case MergeChunk() | SumRegion():
@@ -131,6 +137,12 @@ class Reduce:
                     self.node.reports.lacking(self.plan, chunks)
                 case _:
                     assert_never(effect)
+
+    def _drip(self, node: NodeId, frame: QueuedFrame) -> None:
+        """Send its contributions one after the other, each just before it would be missed."""
+        now = self.node.clock
+        self._dripped_at[node] = at = max(self._dripped_at.get(node, now), now) + DRIP
+        self.node.later(at - now, self.links.post, node, frame)
 
     # Merging
 
@@ -378,7 +390,7 @@ class Reduce:
         self.node.later(TICK, self._look)
         x = self.exchange
         dues, contributors = dict(x.dues()), set(x.contributors_due())
-        for order in self.late.look(self.node.clock, dues, contributors, self.links.heard):
+        for order in self.late.look(self.node.clock, dues, contributors, x.holding_up(), self.links.heard):
             match order:
                 case Ping(node):
                     self.do([control_frames.ping(node)])

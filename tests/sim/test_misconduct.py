@@ -27,9 +27,10 @@ HABITS = ("never seals", "never holds", "hoards", "accuses", "turns", "slanders"
 class Village:
     """Six members, one of which has a habit, for some rounds."""
 
-    def __init__(self, habit: str, seed: int) -> None:
+    def __init__(self, habit: str, seed: int, chunks: int = 1) -> None:
+        """`chunks`: of each member."""
         self.world = world = World(seed, QUICK, [1.0] * MEMBERS)
-        world.numel = MEMBERS * CHUNK - 3
+        world.numel = chunks * MEMBERS * CHUNK - 3
         self.moments = [0.0]
         try:
             assert world.until(lambda: world.durable.round.phase is Phase.INNER, 60.0)
@@ -73,6 +74,16 @@ def test_whose_delta_is_turned_is_left_out_after_six_strikes_and_for_longer_the_
     assert charged[:6] == [2, 3, 4, 5, 6, 7], charged
     counted = [r.round for r in village.records if village.liar in r.contributors]
     assert counted[:7] == [1, *charged[:6]] and len(counted) <= 8 < len(village.records) / 1.5, counted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
+def test_who_sends_its_contributions_one_after_the_other_is_left_out_and_no_owner_is_blamed(seed: int) -> None:
+    village = Village("drips", seed, chunks=9)
+    slow = [s for s in village.seconds if s > 15.0]
+    assert len(slow) <= 10, f"of a few nobody knows the links yet; seconds of each round: {village.seconds}"
+    assert {d.node for _, d in village.decisions} == {village.liar}, village.decisions
+    assert not conduct.may_contribute(village.state, village.liar)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -202,6 +202,7 @@ class World:
             if isinstance(effect, Decision):
                 invariants.only_who_lied_of_a_norm_is_charged_with_it(self, effect)
                 invariants.only_whose_delta_was_turned_is_an_outlier(self, effect)
+                invariants.who_saves_bytes_is_not_waited_for(self, effect)
             if self.tracing and isinstance(effect, Note):
                 self.say(f"coordinator: {effect.sentence}")
             elif self.tracing and isinstance(effect, Publish):

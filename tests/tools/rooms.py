@@ -15,6 +15,7 @@ WIDTH, HEIGHT, X, Y = 172, 30, 190, 74  # pixels: a room's box, and the grid's p
 PLACES: dict[str, tuple[float, float]] = {
     **{"coordinator.demo": (0.5, 0), "coordinator.bench": (2, 1), "coordinator.cli": (0.5, 1)},
     **{"coordinator.server": (0.5, 2), "coordinator.monitor": (0, 3), "coordinator.service": (1, 4)},
+    "coordinator.tracking": (2, 3),
     **{"coordinator.history": (2, 4.5), "coordinator.state_machine": (1, 5)},
     **{"coordinator.placement": (2, 6), "coordinator.door": (0, 5)},
     **{"coordinator.causes": (1, 6)},

@@ -4,6 +4,7 @@ from atoll.comm.allreduce.effects import MergeChunk
 from atoll.comm.allreduce.inbox import ContributionInbox
 from atoll.comm.allreduce.routes import links
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.peer_names import host_of_peer
 from atoll.comm.plan import Plan, PlanMember
 
 A, B, C, D = (NodeId(name) for name in "abcd")
@@ -74,3 +75,16 @@ def test_who_came_first_dials_and_leaves_dial_all_but_leaves() -> None:
     }
     back = Plan(Incarnation(1), Epoch(1), Round(1), 2, (gone, *members[1:]), (3,))
     assert [(m.node, first) for m, first in links(back, D)] == [(B, False), (C, False), (A, True)]
+
+
+def test_who_is_behind_a_gateway_dials_those_who_may_have_none() -> None:
+    behind = host_of_peer(b"\x12\x20" + bytes(32)) + ":1"
+    members = (
+        PlanMember(A, "a:1", 1.0),
+        PlanMember(B, behind, 1.0),
+        PlanMember(C, behind, 1.0),
+        PlanMember(D, "", 1.0, leaf=True),
+    )
+    plan = Plan(Incarnation(1), Epoch(1), Round(1), 1, members, (0,))
+    dialled = {me: {m.node for m, first in links(plan, me) if first} for me in (A, B, C, D)}
+    assert dialled == {A: set(), B: {A, C}, C: {A}, D: {A, B, C}}

@@ -134,6 +134,19 @@ def test_members_that_owe_contributions_are_those_whose_windows_are_not_full() -
     assert x.dues() == [(C, "contributions"), (D, "contributions"), (B, "1 of its chunks")]
 
 
+def test_who_holds_up_a_merge_is_who_is_missing_where_most_others_are_there() -> None:
+    x = begun(A, [0, 0, 0, 1], window=2)
+    assert x.holding_up() == [], "nobody is there yet"
+    contribute(x, 0, B)
+    contribute(x, 1, B, C, D)
+    assert x.holding_up() == [], "C and D are as many as are there"
+    contribute(x, 0, C)
+    assert x.holding_up() == [D]
+    contribute(x, 0, D)
+    assert x.holding_up() == [], "all is there of the first, which is being merged"
+    assert begun(B, [0, 0]).holding_up() == [], "it owns nothing"
+
+
 def test_a_contribution_that_was_refused_is_due_though_those_behind_it_are_here() -> None:
     """Else nobody would ever bring it: its sender takes it for being there, and for no more than late."""
     x = begun(A, [0, 0, 0], window=1)

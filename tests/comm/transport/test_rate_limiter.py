@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from socket_pairs import DEADLINE, NOISE, between, run, tcp, unix
 
-from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, Link, RateLimiter
+from atoll.comm.transport.connection import (
+    CAPPED_PIECE_BYTES,
+    MIN_CAPPED_PIECE_BYTES,
+    ByteCounter,
+    Link,
+    RateLimiter,
+)
 
 
 class Clock:
@@ -99,6 +105,14 @@ def test_a_capped_link_asks_for_every_byte_once_and_in_pieces(pair: Any, side: s
     between(talk, pair, up=caps.get("up"), down=caps.get("down"))
 
 
+def test_the_pieces_of_a_capped_link_suit_its_rate_and_that_of_what_it_is_within() -> None:
+    """A quarter of a second's bytes pass at once: many pieces of them, so that what passes is even."""
+    for rate, piece in ((1e4, MIN_CAPPED_PIECE_BYTES), (1e6, 50_000), (1e9, CAPPED_PIECE_BYTES)):
+        assert RateLimiter(rate).piece == piece == RateLimiter(0, within=RateLimiter(rate)).piece
+    assert RateLimiter(0).piece == CAPPED_PIECE_BYTES
+    assert RateLimiter(1e9, within=RateLimiter(1e6)).piece == 50_000
+
+
 def test_a_cap_that_is_adjusted_lets_nothing_through_that_waits() -> None:
     async def body() -> None:
         clock = asyncio.get_running_loop().time
@@ -114,13 +128,48 @@ def test_a_cap_that_is_adjusted_lets_nothing_through_that_waits() -> None:
     run(body())
 
 
-def test_nothing_passes_while_a_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_passes_while_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cap = Clock(monkeypatch), RateLimiter(0)
     assert not cap.limits
-    cap.spent = lambda: clock.now < 1007.0
+    cap.room = lambda: 0 if clock.now < 1007.0 else 1e9
     assert cap.limits and RateLimiter(0, within=cap).limits
     spend(cap.take(1))
     assert 1007.0 <= clock.now < 1008.0
     before = clock.now
     spend(cap.take(10**9))
     assert clock.now == before
+
+
+@pytest.mark.parametrize("side", ["up", "down"])
+@pytest.mark.parametrize("pair", [unix, tcp])
+def test_not_a_byte_more_passes_than_there_is_room_for_over_all_links_together(pair: Any, side: str) -> None:
+    """Two links at a time, each of which could take all that is left, and none when it is gone."""
+    budget, meter, limiter = CAPPED_PIECE_BYTES + 12_345, ByteCounter(), RateLimiter(0)
+
+    def passed() -> int:
+        return meter.up if side == "up" else meter.down
+
+    limiter.room = lambda: budget - passed()
+
+    async def body() -> None:
+        links = [pair() for _ in range(2)]
+        for end in (end for ends in links for end in ends):
+            end.setblocking(False)
+        mine = [Link(a, meter, *((limiter, None) if side == "up" else (None, limiter))) for a, _ in links]
+        theirs = [Link(b, ByteCounter()) for _, b in links]
+        sources, sinks = (mine, theirs) if side == "up" else (theirs, mine)
+        work: list[asyncio.Task[Any]] = [asyncio.create_task(source.write(NOISE)) for source in sources]
+        work += [asyncio.create_task(sink.read(len(NOISE))) for sink in sinks]
+        async with asyncio.timeout(DEADLINE):
+            while passed() < budget:
+                await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        for link in (*mine, *theirs):
+            link.close()
+
+    run(body())
+    assert passed() == budget

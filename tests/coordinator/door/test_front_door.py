@@ -316,3 +316,48 @@ def test_what_is_left_of_the_bytes_that_were_wanted_can_be_taken_back() -> None:
         assert await service.said(sock, b"?" * 600) == b""
 
     run(story, small)
+
+
+def test_who_comes_by_this_machines_gateway_comes_from_where_that_says() -> None:
+    async def told() -> None:
+        door, came = FrontDoor(), list[str]()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.append(f"unix:{writer.get_extra_info('peername')}")
+            writer.write(await reader.read(5))
+            writer.close()
+
+        sock = listening_socket("127.0.0.1:0", "--listen")
+        path = door.open(sock, WIDE)
+        entrance = door.open_to_gateway(path, replace(WIDE, strangers=StrangerLimits(9, 9, RateLimit(1e-9, 2))))
+        server = await asyncio.start_unix_server(answer, path)
+        running = asyncio.create_task(door.run())
+
+        async def said(host: str) -> bytes:
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            client.setblocking(False)
+            client.bind(f"{os.path.dirname(entrance)}/g1,{host},4700")
+            os.unlink(client.getsockname())
+            client.connect(entrance)
+            loop = asyncio.get_running_loop()
+            with suppress(ConnectionError), client:
+                await loop.sock_sendall(client, b"hello")
+                return await asyncio.wait_for(loop.sock_recv(client, 5), SOON)
+            return b""
+
+        try:
+            async with asyncio.timeout(SOON):
+                hosts = ("203.0.113.7", "2001:db8::7", "203.0.113.9.relayed")
+                for host in hosts:
+                    assert await said(host) == b"hello"
+                origins = [door.origin(peer) for peer in came]
+                assert [origin.host for origin in origins] == list(hosts) and origins[0].port == "4700"
+                assert await said(hosts[0]) == b"hello" and await said(hosts[0]) == b""  # one's share is its own
+                assert await said("198.51.100.1") == b"hello"
+        finally:
+            server.close()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            door.close()
+
+    asyncio.run(told())

@@ -3,6 +3,7 @@
 import random
 from dataclasses import fields, replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,18 @@ from journal_contents import record as any_record
 from journal_contents import sample
 from long_runs import long_record
 
-from atoll.coordinator.history.record_codec import FORMAT, BadRecord, decode, encode, plain
+from atoll.comm.ids import NodeId
+from atoll.coordinator.history.record_codec import (
+    COUNTS,
+    FIGURES,
+    FORMAT,
+    MEASURES,
+    BadRecord,
+    RecordView,
+    decode,
+    encode,
+    plain,
+)
 from atoll.coordinator.state_machine.events import Decision
 
 
@@ -20,10 +32,39 @@ def test_a_record_comes_back_as_it_was(members: int) -> None:
     assert decode(encode(record)) == record == decode(plain(encode(record)))
 
 
+@pytest.mark.parametrize("members", [0, 1, 8, 300])
+def test_a_view_has_of_a_record_what_the_record_has(members: int) -> None:
+    record = replace(long_record(7, members), decisions=(sample(Decision),))
+    view = RecordView(encode(record))
+    assert (view.round, view.void, view.committed_at) == (record.round, record.void, record.committed_at)
+    assert (view.decisions, view.seconds, view.names) == (record.decisions, record.seconds, record.names)
+    for field in (*COUNTS, *MEASURES):
+        assert view.of_nodes(field) == getattr(record, field)
+    for field in FIGURES:
+        assert view.of_nodes(field) == {n: getattr(f, field) for n, f in record.figures.items()}
+    with pytest.raises(KeyError):
+        view.of_nodes("samples")
+
+
 def test_every_field_comes_back() -> None:
     record = replace(any_record(3), decisions=(sample(Decision),))
     found = decode(encode(record))
     assert found == record and all(getattr(found, field.name) for field in fields(record))
+
+
+def test_a_record_of_before_has_no_seconds_of_nodes_and_no_failures() -> None:
+    record = long_record(7, 8)
+    fields_ = msgspec.msgpack.decode(plain(encode(record))[2:])
+    old = bytes((FORMAT, 0)) + msgspec.msgpack.encode(fields_[:-3])
+    assert decode(old) == replace(record, spent={}, failures=(), exchange={})
+
+
+def test_where_time_went_comes_back_to_the_tenth_or_thousandth_of_a_second_and_costs_six_bytes_a_node() -> None:
+    record = long_record(7, 1000)
+    odd = replace(record, spent={n: {"down": 3.25, "lost": -1e-9} | of for n, of in record.spent.items()})
+    for changed in (odd, replace(record, spent={NodeId("n1"): {"another bucket": 0.125}})):
+        assert decode(encode(changed)) == changed
+    assert len(encode(record)) - len(encode(replace(record, spent={}))) < 6.5 * 1000
 
 
 def test_a_record_takes_1_kb_at_8_members_and_less_than_60_bytes_for_each_more() -> None:
@@ -44,6 +85,13 @@ def test_spoiled_bytes_are_refused_or_are_a_record(seed: int, members: int) -> N
         decode(bytes(data[: rng.choice([len(data), rng.randrange(len(data))])]))
     except BadRecord:
         pass
+    try:
+        view = RecordView(bytes(data))
+        assert view.names is not None and view.seconds is not None
+        for field in (*COUNTS, *MEASURES, *FIGURES):
+            view.of_nodes(field)
+    except BadRecord:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -52,3 +100,5 @@ def test_spoiled_bytes_are_refused_or_are_a_record(seed: int, members: int) -> N
 def test_what_is_no_record_is_refused(data: bytes) -> None:
     with pytest.raises(BadRecord):
         decode(data)
+    with pytest.raises(BadRecord):
+        RecordView(data)

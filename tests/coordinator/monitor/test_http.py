@@ -16,13 +16,14 @@ from rich.console import Console
 from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator.monitor import http
+from atoll.coordinator.monitor import run_answers
 from atoll.coordinator.monitor.contributions import (
     contribution_summary,
     contributions,
     nodes_table,
     owners_table,
 )
+from atoll.coordinator.monitor.run_metrics import TRAINER_FIGURES
 from atoll.coordinator.state_machine import credit
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.credit import CreditBook, Work
@@ -82,10 +83,10 @@ def test_records_are_answered_in_pages_of_bounded_length(tmp_path: Path, monkeyp
             few = await pages("&limit=1000&fields=round,val_loss,fragment")
             assert list(chain(*few)) == [{"round": r.round, "val_loss": 2.0, "fragment": 0} for r in records]
 
-            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 10_000)
+            monkeypatch.setattr(run_answers, "MAX_ANSWER_BYTES", 10_000)
             short = await pages("&limit=1000")
             assert list(chain(*short)) == whole and 1 < len(short[0]) < 50
-            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1)
+            monkeypatch.setattr(run_answers, "MAX_ANSWER_BYTES", 1)
             assert await get(c, "/api/rounds?since=7&fields=round") == (200, b'[{"round":8}]')
 
     asyncio.run(story())
@@ -131,7 +132,8 @@ def test_a_members_figures_are_in_the_json_and_in_the_metrics_where_they_are_kno
             assert {name for name in FIGURES if second[name] is None} == unknown
             lines = set((await get(c, "/metrics"))[1].decode().splitlines())
             for name in FIGURES.keys() - {"tokens_per_s"}:
-                values = [float(line.split()[-1]) for line in lines if line.startswith(f"atoll_member_{name}{{")]
+                metric = f"atoll_member_{TRAINER_FIGURES[name][0]}{{"
+                values = [float(line.split()[-1]) for line in lines if line.startswith(metric)]
                 assert sorted(values) == ([0.0] if name == "data_wait" else []) + [FIGURES[name]]
 
     asyncio.run(story())
@@ -147,28 +149,6 @@ def test_the_figures_of_a_members_last_steps_outlast_the_exchange(tmp_path: Path
             assert telemetry.vitals[ada.node].mfu == 0
             assert telemetry.at_work[ada.node].mfu == 0.25
             assert telemetry.load(telemetry.dump()).at_work == telemetry.at_work
-
-    asyncio.run(story())
-
-
-def test_metrics_tell_of_the_control_plane(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with coordinator(tmp_path) as c:
-            ada, bo = await c.pair()
-            await ada.heartbeat(phase="inner")
-            status, body = await get(c, "/metrics")
-            lines = body.decode().splitlines()
-            assert status == 200
-            for line in (
-                "# TYPE atoll_heartbeats_total counter",
-                "atoll_heartbeats_total 1.0",
-                'atoll_reports_total{kind="layout_reported"} 2.0',
-                'atoll_members{state="active"} 2.0',
-                "# TYPE atoll_committed_rounds_total counter",
-                "# TYPE atoll_journal_write_seconds histogram",
-                "atoll_streams 2.0",
-            ):
-                assert line in lines, line
 
     asyncio.run(story())
 
@@ -203,6 +183,9 @@ def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_p
             one = json.loads((await get(c, "/api/contributions?limit=1"))[1])
             assert len(one["nodes"]) == 1 and one["nodes_total"] == 2
             assert (await get(c, "/api/contributions?limit=-1"))[0] == 400
+            assert (await get(c, "/api/contributions?limit=0"))[0] == 400
+            two = json.loads((await get(c, "/api/contributions?limit=1&offset=1"))[1])
+            assert one["nodes"] + two["nodes"] == said["nodes"] and not two["owners"]
 
             total = f"{2 * each:,} tokens in 1 round"
             assert contribution_summary(said) == f"run reef: {total}, of 1 owner with 2 nodes"
@@ -213,6 +196,18 @@ def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_p
             assert "the institute" in text and "50.0 %" in text and f"ada ({ada.node})" in text
 
     asyncio.run(story())
+
+
+def test_no_answer_has_more_accounts_than_one_may_and_pages_have_each_of_them_once() -> None:
+    works = [Work(f"key {n}", NodeId(f"n{n}"), "ada", f"owner {n % 3}", 1 + n % 7) for n in range(2500)]
+    state = State(RunConfig(), credit=credit.enter(CreditBook(), 1, works, 0))
+    first = contributions(state, "reef")
+    assert (len(first["nodes"]), first["nodes_total"]) == (200, 2500)
+    pages = [contributions(state, "reef", 10**6, offset)["nodes"] for offset in (0, 1000, 2000, 3000)]
+    assert [len(page) for page in pages] == [1000, 1000, 500, 0]
+    assert len({account["node_id"] for page in pages for account in page}) == 2500
+    tokens = [account["tokens"] for page in pages for account in page]
+    assert tokens == sorted(tokens, reverse=True)
 
 
 def test_names_of_accounts_are_text_in_a_terminal_too() -> None:

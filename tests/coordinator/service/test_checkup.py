@@ -4,7 +4,7 @@ import asyncio
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from atoll.comm.proto import checkup_pb2_grpc as rpc
 from atoll.comm.rate_limits import RateLimit
 from atoll.comm.transport.certificates import Certificate, load_or_make
 from atoll.coordinator.service import checkup
+from atoll.node.checks.reach import reach_check
 from atoll.node.control.checkup import Busy, CheckupClient
 
 CONFIG = RunConfig(name="reef")
@@ -191,6 +192,8 @@ def test_no_address_is_dialled_but_the_one_that_the_call_comes_from() -> None:
         assert "another machine's" in await allowed("127.0.0.1:22", "8.8.8.8", True)
         assert await allowed("10.0.0.1:22", "10.0.0.7", True) == "10.0.0.1"
         assert "private network" in await allowed("10.0.0.7:22", "10.0.0.7", False)
+        assert "through a relay" in await allowed("8.8.8.8:22", "8.8.8.8.relayed", True)
+        assert "through a relay" in await allowed("127.0.0.1:22", "127.0.0.1.relayed", True)
         assert "leads nowhere" in await allowed("nowhere.invalid:22", "8.8.8.8", True)
 
     asyncio.run(story())
@@ -253,6 +256,27 @@ def test_few_are_dialled_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run(story, tmp_path, own)
 
 
+def test_who_finds_no_place_to_be_dialled_is_not_said_to_be_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkup, "DIAL_SECONDS", 2.0)
+    monkeypatch.setattr(checkup, "PLACE_SECONDS", 0.2)
+    own = load_or_make(tmp_path)
+
+    async def story(c: Coordinator) -> None:
+        async with asking(c, pin=own.pin) as asks, listening() as mute:
+            asked = [asks.dial_back(f":{mute.port}", own.pin) for _ in range(2 * checkup.MAX_DIALS)]
+            came = await asyncio.gather(*asked, return_exceptions=True)
+            late = [answer for answer in came if isinstance(answer, Busy)]
+            assert len(late) == checkup.MAX_DIALS and all("it was not tried" in str(answer) for answer in late)
+            async with listening(own) as there:  # and is dialled a moment later
+                assert (await reach_check(asks, f":{there.port}", own.pin)).found.startswith(
+                    "the coordinator dialled"
+                )
+
+    run(story, tmp_path, own)
+
+
 def test_a_link_is_measured_both_ways(tmp_path: Path) -> None:
     own = load_or_make(tmp_path)
 
@@ -266,6 +290,43 @@ def test_a_link_is_measured_both_ways(tmp_path: Path) -> None:
         assert (await ada.heartbeat()).known
 
     run(story, tmp_path, own)
+
+
+@asynccontextmanager
+async def slow_uplink(c: Coordinator, rate: float) -> AsyncIterator[str]:
+    """The "host:port" of a way to the coordinator that takes up so many bytes a second."""
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pause: float) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 14):
+                await asyncio.sleep(len(data) * pause)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = c.address.rsplit(":", 1)
+        onward = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pass_on(reader, onward[1], 1 / rate), pass_on(onward[0], writer, 0.0))
+
+    server = await asyncio.start_server(meet, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+def test_a_link_that_is_too_slow_for_all_bytes_of_a_measurement_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkup, "RATE_SECONDS", 0.3)
+
+    async def story(c: Coordinator) -> None:
+        async with slow_uplink(c, 2e6) as address:
+            invite = Invite(address, "reef", c.token)
+            async with CheckupClient.opened(invite) as asks:
+                assert 1e5 < await asks.rate_up() < 4e6
+                assert (await asks.look()).run == CONFIG  # over the same connection
+
+    run(story, tmp_path)
 
 
 async def received(c: Coordinator, size: int) -> int:

@@ -1,108 +1,290 @@
-"""The goodput meter's buckets are exclusive and add up to wall time."""
+"""The goodput meter's buckets are exclusive and add up to wall time, whatever happens."""
 
 import random
 
+import msgspec
+import pytest
+
 from atoll.comm.ids import NodeId
-from atoll.coordinator.service.goodput import GoodputMeter
+from atoll.coordinator.service.goodput import (
+    BUCKETS,
+    MAX_DOWN_SECONDS,
+    PHASES,
+    GoodputMeter,
+    compute_utilisation,
+    fleet_goodput,
+)
 
 A, B = NodeId("n1"), NodeId("n2")
 
 
-def test_inner_time_counts_once_a_commit_used_it() -> None:
+def spent(meter: GoodputMeter, now: float, node: NodeId = A) -> dict[str, float]:
+    """Whole tenths of seconds of the node in each bucket."""
+    return {bucket: round(s, 1) for bucket, s in meter.of_node(node, now).items() if round(s, 1)}
+
+
+def beat(meter: GoodputMeter, now: float, phase: str, round_: int = 1, step: int = 0, node: NodeId = A) -> None:
+    meter.record_phase(node, phase, now)
+    meter.record_progress(node, round_, step)
+
+
+def training(node: NodeId = A) -> GoodputMeter:
+    """A meter of a node that takes the inner steps of round 1 since second 10."""
     meter = GoodputMeter()
-    meter.record_phase(A, "starting", 0)
-    meter.record_phase(A, "inner", 10)
-    meter.record_phase(A, "sync", 30)
-    meter.record_commit([A], 32)
-    meter.record_phase(A, "inner", 32)
-    expected = {
-        "recovering": 10.0,
-        "inner": 24.0,
-        "sync": 2.0,
-        "waiting": 0.0,
-        "paused": 0.0,
-        "down": 0.0,
-        "lost": 0.0,
-    }
-    assert meter.seconds(36) == expected
+    meter.enter(node, 0)
+    beat(meter, 10, "inner", node=node)
+    return meter
 
 
-def test_a_death_turns_open_inner_time_into_lost_and_then_the_node_is_down() -> None:
-    meter = GoodputMeter()
-    meter.record_phase(A, "inner", 0)
-    meter.record_commit([A], 10)
-    meter.record_departure(A, left=False, now=14)
-    seconds = meter.seconds(20)
-    assert (seconds["inner"], seconds["lost"], seconds["down"]) == (10, 4, 6)
-    meter.record_return(A, 25)
-    assert meter.seconds(30)["down"] == 11 and meter.seconds(30)["recovering"] == 5
+def test_inner_time_is_open_until_a_commit_has_it() -> None:
+    meter = training()
+    assert spent(meter, 30) == {"starting": 10, "open": 20}
+    meter.record_sign(A, 10)
+    beat(meter, 30, "waiting", 1, 40)
+    meter.record_contribution(A, 1, carries=False)
+    beat(meter, 33, "sync", 1, 40)
+    assert spent(meter, 35) == {"starting": 10, "open": 20, "waiting": 3, "sync": 2}
+    meter.record_commit(1, {A: 1.0}, 35)
+    assert spent(meter, 35) == {"starting": 10, "inner": 20, "waiting": 3, "sync": 2}
 
 
-def test_who_left_is_not_counted_as_down() -> None:
-    meter = GoodputMeter()
-    meter.record_phase(A, "inner", 0)
-    meter.record_departure(A, left=True, now=5)
-    assert sum(meter.seconds(100).values()) == 5
+def test_steps_after_the_contribution_are_the_next_rounds() -> None:
+    meter = training()
+    beat(meter, 30, "inner", 1, 40)
+    meter.record_contribution(A, 1, carries=False, goes_on=True)
+    beat(meter, 35, "inner", 2, 10)
+    meter.record_commit(1, {A: 1.0}, 35)
+    assert spent(meter, 35) == {"starting": 10, "inner": 20, "open": 5}
+    meter.record_departure(A, left=False, now=35)
+    assert spent(meter, 35) == {"starting": 10, "inner": 20, "lost": 5}
 
 
-def test_work_that_a_commit_left_out_counts_in_a_later_one() -> None:
-    meter = GoodputMeter()
-    meter.record_phase(A, "inner", 0)
-    meter.record_phase(B, "inner", 0)
-    meter.record_commit([A], 10)
-    meter.record_commit([A, B], 20)
-    meter.record_departure(B, left=False, now=24)
-    seconds = meter.seconds(24)
-    assert (seconds["inner"], seconds["lost"]) == (24 + 20, 4)
+def test_a_heartbeat_that_overtakes_the_contribution_takes_nothing_from_it() -> None:
+    meter = training()
+    beat(meter, 30, "inner", 1, 40)
+    beat(meter, 31, "inner", 2, 2)
+    meter.record_contribution(A, 1, carries=False)
+    meter.record_commit(1, {A: 1.0}, 32)
+    assert spent(meter, 31)["inner"] == 21 and "lost" not in spent(meter, 31)
 
 
-def test_work_that_was_left_out_is_lost_when_the_state_turns_out_to_differ() -> None:
-    meter = GoodputMeter()
-    meter.record_phase(A, "inner", 0)
-    meter.record_phase(B, "inner", 0)
-    meter.record_commit([A], 10)
-    meter.record_divergence(B, 12)
-    seconds = meter.seconds(12)
-    assert (seconds["inner"], seconds["lost"]) == (12, 12)
+def test_work_that_a_commit_leaves_out_counts_in_a_later_one_if_it_is_brought() -> None:
+    for carries in (True, False):
+        meter = training()
+        beat(meter, 30, "waiting", 1, 40)
+        meter.record_contribution(A, 1, carries=False)
+        meter.record_commit(1, {B: 1.0}, 31)
+        assert spent(meter, 30)["open"] == 20
+        beat(meter, 40, "inner", 2)
+        beat(meter, 55, "waiting", 2, 30)
+        meter.record_contribution(A, 2, carries)
+        meter.record_commit(2, {A: 1.0}, 55)
+        found = spent(meter, 55)
+        assert (found["inner"], found.get("lost", 0)) == ((35, 0) if carries else (15, 20))
+
+
+def test_a_part_of_a_contribution_is_a_part_of_its_seconds() -> None:
+    meter = training()
+    beat(meter, 30, "waiting", 1, 40)
+    meter.record_contribution(A, 1, carries=False)
+    meter.record_commit(1, {A: 0.75}, 30)
+    assert spent(meter, 30) == {"starting": 10, "inner": 15, "lost": 5}
+
+
+def test_who_dies_loses_what_is_open_and_was_down_since_it_was_last_heard() -> None:
+    meter = training()
+    beat(meter, 40, "inner", 1, 60)
+    meter.record_departure(A, left=False, now=55)
+    assert spent(meter, 70) == {"starting": 10, "lost": 30, "down": 30}
+    meter.enter(A, 75)
+    assert spent(meter, 80) == {"starting": 15, "lost": 30, "down": 35}
+
+
+def test_who_dies_in_the_exchange_loses_nothing_that_the_commit_has() -> None:
+    meter = training()
+    beat(meter, 40, "sync", 1, 60)
+    meter.record_contribution(A, 1, carries=False)
+    meter.record_departure(A, left=False, now=41)
+    meter.record_commit(1, {A: 1.0}, 45)
+    assert spent(meter, 45) == {"starting": 10, "inner": 30, "down": 5}
+    gone = training()
+    beat(gone, 40, "sync", 1, 60)
+    gone.record_contribution(A, 1, carries=False)
+    gone.record_departure(A, left=False, now=41)
+    gone.record_commit(1, {}, 45)
+    assert spent(gone, 45) == {"starting": 10, "lost": 30, "down": 5}
+
+
+def test_who_is_restarted_before_it_is_missed_was_down_meanwhile_and_takes_its_steps_again() -> None:
+    meter = training()
+    beat(meter, 50, "inner", 1, 40)
+    meter.enter(A, 55)
+    beat(meter, 60, "inner", 1)
+    beat(meter, 61, "inner", 1, 1)
+    assert spent(meter, 61) == {"starting": 15, "lost": 40, "down": 5, "open": 1}
+
+
+def test_a_trainer_that_goes_on_from_a_copy_loses_the_steps_since() -> None:
+    meter = training()
+    beat(meter, 50, "inner", 1, 40)
+    beat(meter, 50, "starting", 1, 40)
+    beat(meter, 58, "inner", 1)
+    beat(meter, 59, "inner", 1, 31)
+    assert spent(meter, 59) == {"starting": 18, "lost": 10, "open": 31}
+
+
+def test_a_trainer_that_stands_still_is_waited_for() -> None:
+    meter = training()
+    for k in range(1, 11):
+        beat(meter, 10 + k, "inner", 1, k)
+    for now in range(21, 51):
+        beat(meter, now, "inner", 1, 10)
+    beat(meter, 51, "inner", 1, 11)
+    assert spent(meter, 51) == {"starting": 10, "open": 11, "waiting": 30}
+
+
+def test_slow_steps_are_steps() -> None:
+    meter = training()
+    for k in range(1, 6):
+        for seconds in range(0, 60, 3):
+            beat(meter, 10 + 60 * k + seconds, "inner", 1, k)
+    assert set(spent(meter, 370)) == {"starting", "open"}
+
+
+def test_time_in_which_nobody_answered_is_divided_as_the_node_says_and_is_no_longer_for_that() -> None:
+    meter = training()
+    shares = {"inner": 300.0, "waiting": 100.0}
+    meter.record_phase(A, "waiting", 50, shares)
+    assert spent(meter, 50) == {"starting": 10, "open": 30, "waiting": 10}
+    assert spent(meter, 52)["waiting"] == 12
+
+
+def test_a_sign_of_life_after_a_long_silence_says_nothing_of_that() -> None:
+    meter = training()
+    meter.record_sign(A, 30)
+    meter.record_phase(A, "waiting", 30.5, {"waiting": 1.0})
+    assert spent(meter, 30.5) == {"starting": 10, "waiting": 20.5}
+    meter.record_sign(A, 33)
+    meter.record_departure(A, left=False, now=40)
+    assert spent(meter, 40) == {"starting": 10, "waiting": 23, "down": 7}
+
+
+def test_who_left_is_not_down() -> None:
+    meter = training()
+    meter.record_departure(A, left=True, now=30)
+    assert spent(meter, 100) == {"starting": 10, "lost": 20}
+    meter.enter(A, 200)
+    assert spent(meter, 205) == {"starting": 15, "lost": 20}
+
+
+def test_who_does_not_come_back_for_a_day_is_not_down_for_ever() -> None:
+    meter = training()
+    meter.record_departure(A, left=False, now=10)
+    assert spent(meter, 10 + 3 * MAX_DOWN_SECONDS) == {"starting": 10, "down": MAX_DOWN_SECONDS}
+    meter.record_commit(1, {}, 10 + 2 * MAX_DOWN_SECONDS)
+    meter.enter(A, 10 + 3 * MAX_DOWN_SECONDS)
+    assert spent(meter, 15 + 3 * MAX_DOWN_SECONDS) == {"starting": 15, "down": MAX_DOWN_SECONDS}
+
+
+def test_who_is_back_in_time_may_bring_what_seemed_lost() -> None:
+    meter = training()
+    beat(meter, 30, "inner", 1, 40)
+    meter.record_departure(A, left=False, now=40)
+    meter.enter(A, 45)
+    beat(meter, 45, "inner", 2)
+    beat(meter, 55, "waiting", 2, 20)
+    meter.record_contribution(A, 2, carries=True)
+    meter.record_commit(2, {A: 1.0}, 55)
+    assert spent(meter, 55) == {"starting": 10, "down": 15, "inner": 30}
+
+
+def test_a_state_that_differs_costs_what_is_open() -> None:
+    meter = training()
+    meter.record_phase(A, "inner", 30)
+    assert meter.record_divergence(A) == 20
+    assert spent(meter, 30) == {"starting": 10, "lost": 20}
+
+
+def test_what_a_void_round_took_is_lost() -> None:
+    meter = training()
+    beat(meter, 30, "waiting", 1, 40)
+    meter.record_contribution(A, 1, carries=False)
+    meter.record_commit(1, {A: 1.0}, 30)
+    meter.record_void({1})
+    assert spent(meter, 30) == {"starting": 10, "lost": 20}
 
 
 def test_a_forgotten_nodes_seconds_stay() -> None:
-    meter = GoodputMeter()
-    meter.record_phase(A, "inner", 0)
-    meter.record_commit([A], 10)
-    meter.record_departure(A, left=False, now=14)
-    meter.forget(A, 20)
+    meter = training()
+    beat(meter, 30, "sync", 1, 40)
+    meter.record_contribution(A, 1, carries=False)
+    meter.record_departure(A, left=False, now=34)
+    meter.forget(A, 40)
     assert not meter.accounts
-    spent = {"inner": 10, "lost": 4, "down": 6, "sync": 0, "recovering": 0, "waiting": 0, "paused": 0}
-    assert meter.seconds(100) == spent
+    assert {k: s for k, s in meter.seconds(100).items() if s} == {"starting": 10, "lost": 20, "down": 10}
 
 
-def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
-    rng, meter, now = random.Random(0), GoodputMeter(), 0.0
-    meter.record_phase(A, "starting", 0)
+def test_cuts_come_to_the_account_and_are_of_bounded_precision() -> None:
+    meter, rng, now, sums = training(), random.Random(1), 10.0, dict.fromkeys(BUCKETS, 0.0)
+    for round_ in range(1, 200):
+        for phase in ("inner", "waiting", "sync"):
+            beat(meter, now, phase, round_)
+            now += rng.random() * (1000 if round_ > 100 else 10)
+            if phase == "inner":
+                meter.record_phase(A, "waiting", now)
+                meter.record_contribution(A, round_, carries=False)
+        meter.record_phase(A, "waiting", now)
+        meter.record_commit(round_, {A: 1.0} if rng.random() < 0.9 else {}, now)
+        for bucket, seconds in meter.cut().get(A, {}).items():
+            sums[bucket] += seconds
+            assert seconds == round(seconds, 3)
+    account = meter.of_node(A, now)
+    assert sum(account.values()) == pytest.approx(now)
+    for bucket in BUCKETS:
+        assert sums[bucket] == pytest.approx(account.get(bucket, 0.0), abs=0.06), bucket
+    assert all(abs(left) <= 0.06 for left in meter.cut().get(A, {}).values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_buckets_add_up_to_the_wall_time_and_none_is_below_nothing(seed: int) -> None:
+    rng, meter, now, round_ = random.Random(seed), GoodputMeter(), 0.0, 1
+    meter.enter(A, 0)
     for _ in range(500):
-        now += rng.random()
-        match rng.randrange(5):
-            case 0:
-                meter.record_phase(A, rng.choice(["inner", "sync", "waiting", "recovering", "starting"]), now)
-            case 1:
-                meter.record_commit([A], now)
-            case 2:
-                meter.record_departure(A, False, now)
+        now += rng.random() * 10
+        match rng.randrange(9):
+            case 0 | 1 | 2:
+                shares = {rng.choice(PHASES): rng.random() for _ in range(rng.randrange(3))}
+                meter.record_phase(A, rng.choice([*PHASES, "nonsense"]), now, shares)
+                meter.record_progress(A, rng.randrange(max(round_ - 1, 0), round_ + 2), rng.randrange(50))
             case 3:
-                meter.record_divergence(A, now)
+                meter.record_contribution(A, rng.randrange(round_ - 1, round_ + 1), rng.random() < 0.5)
+            case 4:
+                meter.record_commit(round_, {A: rng.random()} if rng.random() < 0.7 else {}, now)
+                round_ += 1
+            case 5:
+                meter.record_departure(A, False, now)
+            case 6:
+                meter.record_divergence(A)
+            case 7:
+                meter.enter(A, now)
             case _:
-                meter.record_return(A, now)
-        assert abs(sum(meter.seconds(now).values()) - now) < 1e-6
-    assert abs(sum(meter.shares(now).values()) - 1) < 1e-9
+                meter.record_void({round_ - 1})
+        meter.record_sign(A, now)
+        seconds = meter.seconds(now)
+        assert sum(seconds.values()) == pytest.approx(now) and min(seconds.values()) > -1e-6, seconds
+        if rng.random() < 0.1:
+            meter = msgspec.json.decode(msgspec.json.encode(meter), type=GoodputMeter)
+    assert sum(meter.shares(now).values()) == pytest.approx(1)
 
 
-def test_a_paused_node_has_a_bucket_of_its_own_also_in_an_account_of_before() -> None:
-    meter = GoodputMeter()
-    meter.record_phase(A, "inner", 0)
-    del meter.accounts[A].spent["paused"], meter.past["paused"]  # as an earlier version wrote it
-    meter.record_phase(A, "paused", 10)
-    meter.record_phase(A, "inner", 25)
-    assert meter.seconds(30)["paused"] == 15 and sum(meter.seconds(30).values()) == 30
-    meter.forget(A, 30)
-    assert meter.seconds(40)["paused"] == 15
+def test_goodput_and_utilisation_are_not_the_same() -> None:
+    seconds = {"inner": 60.0, "lost": 10.0, "open": 10.0, "sync": 20.0, "waiting": 50.0, "down": 50.0}
+    assert fleet_goodput(seconds) == 0.3 and compute_utilisation(seconds) == 0.8
+    assert fleet_goodput({}) == compute_utilisation({}) == 0.0
+
+
+def test_an_account_of_before_goes_on() -> None:
+    old = b'{"accounts":{"n1":{"since":5.0,"bucket":"inner","spent":{"inner":2.0,"open":3.0},"closed":false}},'
+    meter = msgspec.json.decode(old + b'"past":{"down":7.0}}', type=GoodputMeter)
+    meter.record_phase(A, "waiting", 10)
+    assert spent(meter, 10) == {"inner": 2, "open": 8} and meter.seconds(10)["down"] == 7

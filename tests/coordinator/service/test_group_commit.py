@@ -9,6 +9,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator.service.group_commit import MAX_BATCH_EVENTS, GroupCommit
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
+from atoll.coordinator.service.tick_schedule import MAX_TICK_GAP
 from atoll.coordinator.state_machine import events as ev
 
 ADA = NodeId("n1")
@@ -63,3 +64,20 @@ def test_of_a_nodes_heartbeats_the_latest_is_entered_with_the_next_commit(tmp_pa
     commit = commits.prepare_queue(2.0)
     assert not commit.batch.entries, "it makes nothing that must be written"
     assert (machine.state.members.here[ADA].heard_at, machine.state.members.here[ADA].step) == (2.0, (1, 5))
+
+
+def test_after_the_coordinator_stood_still_the_machine_is_told_before_anything_else(tmp_path: Path) -> None:
+    commits = group(tmp_path)
+    commits.put(joined(1))
+    assert commits.prepare_queue(MAX_TICK_GAP).events == [joined(1)]
+    commits.put(joined(2), waits := Caller())
+    commit = commits.prepare_queue(MAX_TICK_GAP + 40.0)
+    assert commit.events == [ev.HeardNobody(40.0), joined(2)] and commit.waiters == [waits]
+    assert commits.prepare_tick(MAX_TICK_GAP + 41.0).events == [ev.Tick()]
+    assert commits.prepare_tick(100.0).events[0] == ev.HeardNobody(100.0 - MAX_TICK_GAP - 41.0)
+
+
+def test_a_start_is_the_first_event_of_an_incarnation_however_long_it_took(tmp_path: Path) -> None:
+    commits = group(tmp_path)
+    assert commits.prepare_start(100.0, b"nonce").events == [ev.Started(1, b"nonce")]
+    assert commits.prepare_tick(101.0).events == [ev.Tick()]

@@ -1,6 +1,7 @@
 """Joins over gRPC: repeated, by a caller that is gone, by a later life of the same session."""
 
 import asyncio
+import json
 import math
 import socket
 import threading
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from control_nodes import CONFIG, SOON, Code, coordinator, digest, refused
+from control_nodes import CONFIG, SOON, Code, coordinator, digest, get, refused
 
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.config.security import SecurityConfig
@@ -60,7 +61,9 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
         async with coordinator(tmp_path) as c:
             loop, metrics = c.event_loop, c.plane.metrics
             edge = rpc.CoordinatorService(
-                loop, c.plane.views, c.journal, metrics, c.plane.door, "reef", DataKeys(b"secret")
+                *(loop, c.plane.views, c.journal, metrics, c.plane.door, "reef"),
+                DataKeys(b"secret"),
+                c.plane.gateways,
             )
             begun, may_end, append = threading.Event(), threading.Event(), c.journal.append
 
@@ -175,7 +178,7 @@ def test_a_copy_of_a_state_directory_is_no_second_node(tmp_path: Path) -> None:
             ada.watch()
             await ada.sees(lambda v: v.you == "joining")
             copy.key = ada.key
-            assert "one key is one node" in await refused(copy.join("5" * 32), Code.PERMISSION_DENIED)
+            assert "one key is one node" in await refused(copy.join("5" * 32), Code.ABORTED)
             assert "has another key" in await refused(c.node().join(ada.session), Code.PERMISSION_DENIED)
             assert (await ada.heartbeat()).known
 
@@ -237,6 +240,7 @@ def test_joins_by_one_key_are_limited_and_leave_one_session(tmp_path: Path) -> N
             edge = rpc.CoordinatorService(
                 *(c.event_loop, c.plane.views, c.journal, c.plane.metrics, c.plane.door, "reef"),
                 DataKeys(b"secret"),
+                c.plane.gateways,
                 clock=lambda: now,
             )
 
@@ -259,5 +263,18 @@ def test_joins_by_one_key_are_limited_and_leave_one_session(tmp_path: Path) -> N
             for reply in replies:
                 ack = await edge.Heartbeat(pb.HeartbeatRequest(session=reply.session), cast(Any, Caller()))
                 assert ack.reason == "the session is not a member's", "a node has one"
+
+    asyncio.run(story())
+
+
+def test_the_version_that_a_node_says_it_has_is_shown_short_and_as_text(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            await c.node().join(version="1.2.3")
+            await c.node().join(version="9\x1b[2J" + "9" * 1000)
+            await c.node().join()
+            said = [m["version"] for m in json.loads((await get(c, "/api/run"))[1])["members"]]
+            assert said[0] == "1.2.3" and said[2] == ""
+            assert said[1].startswith("9") and len(said[1]) <= 20 and "\x1b" not in said[1]
 
     asyncio.run(story())

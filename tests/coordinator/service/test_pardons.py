@@ -7,7 +7,11 @@ from pathlib import Path
 
 from control_nodes import SOON, Code, coordinator, digest, refused
 
+from atoll.comm.config.run import MembersConfig, RunConfig
+from atoll.comm.exit_codes import ExitCode
 from atoll.comm.ids import NodeId
+from atoll.comm.invite import Invite
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine import conduct
@@ -15,15 +19,22 @@ from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import step as machine
 from atoll.coordinator.state_machine.conduct import Consequence, Evidence, Offence
 from atoll.coordinator.state_machine.state import Phase, State
+from atoll.node.checks.reach import invite_check
+from atoll.node.control.checkup import CheckupClient
+
+PROOF = Evidence(1, Offence.FORGED_SEAL, "it sealed what is not the mean")
+LIES = tuple(Evidence(round_, Offence.FALSE_CLAIM, "it claims what it has not trained") for round_ in (1, 2, 3))
 
 
-async def convict(loop: EventLoop, node: NodeId) -> None:
+async def convict(loop: EventLoop, node: NodeId, *evidence: Evidence) -> None:
     """What an audit does: here with the next event of the node's."""
     take = machine._take
-    evidence = Evidence(1, Offence.FORGED_SEAL, "it sealed what is not the mean")
 
     def taken(state: State, event: ev.Event, now: float, out: list[ev.Effect]) -> State:
-        return conduct.charge(take(state, event, now, out), node, evidence, out)
+        state = take(state, event, now, out)
+        for each in evidence:
+            state = conduct.charge(state, node, each, out)
+        return state
 
     machine._take = taken
     try:
@@ -38,7 +49,7 @@ def test_a_banned_node_is_refused_until_the_operator_pardons_it(tmp_path: Path) 
             eve, bo = c.node(), c.node()
             reply = await eve.join()
             await bo.join(name="bo")
-            await convict(c.event_loop, NodeId(reply.node_id))
+            await convict(c.event_loop, NodeId(reply.node_id), PROOF)
             secret = reply.session.partition(".")[0]
             assert "was revoked (ada came with it" in await refused(c.node().join(), Code.PERMISSION_DENIED)
             eve.token = c.journal.issue_token("another", 1, math.inf)
@@ -55,6 +66,39 @@ def test_a_banned_node_is_refused_until_the_operator_pardons_it(tmp_path: Path) 
                     await asyncio.sleep(0)
             found = [(d.number, d.consequence) for _, d in c.journal.decisions()]
             assert found == [(1, Consequence.BANNED), (2, Consequence.PARDONED)]
+
+    asyncio.run(story())
+
+
+def test_who_is_out_for_a_while_is_told_so_by_the_status_alone(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path, RunConfig(name="reef", members=MembersConfig(minimum=1))) as c:
+            eve = c.node()
+            reply = await eve.join()
+            await c.node().join(name="bo")  # without whom it would be let in again at once
+            secret = reply.session.partition(".")[0]
+            await convict(c.event_loop, NodeId(reply.node_id), *LIES)
+            for session in (secret, ""):  # with its key alone, too
+                assert "again when more rounds are committed" in await refused(eve.join(session), Code.ABORTED)
+            async with CheckupClient.opened(Invite(c.address, "reef", c.token), secret) as asks:
+                sight = await asks.look()
+            found = invite_check(sight)
+            assert (
+                sight.penalty_passes and found.exit_code is ExitCode.NOT_NOW and found.remedy == "try again later"
+            )
+
+    asyncio.run(story())
+
+
+def test_who_has_heard_of_a_later_coordinator_is_to_join_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada = c.node()
+            reply = await ada.join()
+            later = pb.Fence(incarnation=c.event_loop.state.incarnation + 1)
+            report = ada.report(later, state_reported=pb.StateReported(round=9))
+            assert "put back to an earlier state" in await refused(report, Code.ABORTED)
+            assert (await ada.join(reply.session)).node_id == reply.node_id
 
     asyncio.run(story())
 

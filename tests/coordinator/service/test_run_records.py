@@ -1,8 +1,9 @@
 """A run's records over its whole life: rows of the journal, then segments, each round once, at any moment."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from journal_contents import note
@@ -13,6 +14,7 @@ from atoll.coordinator.history.record_store import LocalStore
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT, RecordOptions, RunRecords
+from atoll.coordinator.state_machine.events import CommitRecord
 
 LAST = 2 * ROUNDS + ROWS_KEPT + 20
 ALL = [long_record(k, 2) for k in range(1, LAST + 1)]
@@ -95,3 +97,53 @@ def test_a_store_gets_what_is_old_and_one_that_fails_is_tried_again(
     records.maintain()
     assert store.names() and not LocalStore(tmp_path / FOLDER).names()
     assert list(records.iter_rounds()) == ALL
+
+
+def test_some_records_are_looked_at_wherever_they_lie(journal: Journal, tmp_path: Path) -> None:
+    records = RunRecords(journal, tmp_path, "reef")
+    wanted = [1, 2, ROUNDS, ROUNDS + 1, 2 * ROUNDS, 2 * ROUNDS + 1, LAST, LAST + 1]
+    for _ in range(2):
+        assert [view.round for view in records.views(wanted)] == wanted[:-1]
+        found = [view.of_nodes("losses") for view in records.views([3, LAST - 1])]
+        assert found == [ALL[2].losses, ALL[LAST - 2].losses]
+        records.maintain()
+
+
+def test_notes_are_read_from_the_newest_on_each_once_though_old_ones_are_in_segments_alone(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = RunRecords(journal, tmp_path, "reef")
+    whole = [(record.committed_at - 1, note(record.round)[1]) for record in reversed(ALL)]
+    assert list(records.iter_notes()) == whole
+    records.maintain()
+    assert list(records.iter_notes()) == whole
+    monkeypatch.setattr("atoll.coordinator.service.journal.MAX_NOTES", LAST - ROUNDS)
+    journal.snapshot(1.0, b"")
+    assert len(list(journal.iter_notes(1e12))) == LAST - ROUNDS
+    assert list(records.iter_notes()) == whole
+    for number in (1, 5, ROUNDS, ROUNDS + 1, 2 * ROUNDS + 7, LAST):
+        before = ALL[number - 1].committed_at
+        assert next(records.iter_notes(before))[1] == note(number)[1], number
+    assert list(records.iter_notes(ALL[0].committed_at - 1)) == []
+
+
+def test_who_adds_a_record_does_not_wait_for_those_who_read_all_of_them(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, newest = RunRecords(journal, tmp_path, "reef"), long_record(LAST + 1, 2)
+    read = journal.iter_rounds
+    calls = list[int]()
+
+    def slow(since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]:
+        """While the first rows are read, a round is committed, and told by another thread."""
+        calls.append(since)
+        if len(calls) == 1:
+            journal.append([], [newest])
+            adding = Thread(target=records.add, args=(newest,))
+            adding.start()
+            adding.join(10)
+            assert not adding.is_alive()
+        return read(since, limit)
+
+    monkeypatch.setattr(journal, "iter_rounds", slow)
+    assert records.series().last == LAST + 1 and len(records.series()) == LAST + 1 and len(calls) == 2

@@ -50,3 +50,13 @@ def test_nobody_is_judged_after_the_coordinator_itself_was_away() -> None:
     back = LEASE + MAX_TICK_GAP
     assert ticked(schedule, back, back + RECONNECT_GRACE_SECONDS - 0.5) == set()
     assert ticked(schedule, back + RECONNECT_GRACE_SECONDS, back + RECONNECT_GRACE_SECONDS + 1) == {"Expired"}
+
+
+def test_the_machine_is_told_now_and_then_that_calls_are_refused() -> None:
+    schedule, told, now = TickSchedule(0.0), list[ev.Event](), 0.0
+    while now < 10 * MAX_TICK_GAP:
+        now += TICK_INTERVAL
+        schedule.excuse(now)
+        told += schedule.absence(now)
+    assert told == [ev.HeardNobody()] * 10
+    assert schedule.absence(now + TICK_INTERVAL) == []

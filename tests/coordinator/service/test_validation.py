@@ -192,6 +192,13 @@ def test_numbers_of_a_heartbeat_are_finite_and_its_words_printable() -> None:
     )
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_heartbeat_says_whether_its_node_saves_bytes_whatever_its_pause_is(saves: bool) -> None:
+    for pause in (0, 4, 1 << 31):
+        heard = validation.heartbeat(ADA, 1, pb.HeartbeatRequest(pause=pause, saves_bytes=saves))
+        assert (heard.paused, heard.saves_bytes) == (pause > 0, saves)
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, 1e31])
 def test_a_trainers_figure_that_cannot_be_is_not_known(wrong: float) -> None:
     shares: dict[str, Any] = {"mfu": 0.4, "data_wait": 0.02}
@@ -237,6 +244,7 @@ def test_any_report_is_an_event_of_finite_numbers_or_refused_with_a_sentence(req
 @given(messages(pb.HeartbeatRequest))
 def test_any_heartbeat_is_heard(beat: pb.HeartbeatRequest) -> None:
     heard, vitals = validation.heartbeat(ADA, 1, beat), validation.vitals(beat)
+    assert all(0 < s < 1e10 for s in validation.unanswered(beat).values())
     assert heard.phase.isprintable() and len(heard.phase) <= 20
     assert all(finite(getattr(vitals, field.name)) for field in fields(vitals))
     assert 0 <= vitals.mfu <= 1 and 0 <= vitals.data_wait <= 1

@@ -101,6 +101,7 @@ def plain_plan(state: State) -> pb.Plan:
         epoch=fence.epoch,
         numel=state.chunks.numel,
         length=round_length(ledger, state.config),
+        patience=r.plan.patience,
         since=ledger.since,
         kept=bitmap(ledger.sealed_before, chunks),
         regions=ledger.regions,

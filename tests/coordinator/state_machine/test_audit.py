@@ -9,7 +9,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.replace import replace
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.state import fail_attempt
+from atoll.coordinator.state_machine.state import Audit, fail_attempt
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
 
@@ -190,11 +190,28 @@ def test_an_audit_is_what_it_was_when_the_coordinator_comes_back() -> None:
     world = AuditWorld(b"nonce", liar(3, "seal"), audit="1000")
     for event in list(world.due()):
         world.feed(event)
-    salt, audits = world.state.round.salt, world.state.round.audits
+    salt, audits = world.state.round.salt, timeless(world)
     world.feed(ev.Started(2, b"another nonce"))
-    assert (world.state.round.salt, world.state.round.audits) == (salt, audits) and audits
+    assert (world.state.round.salt, timeless(world)) == (salt, audits) and audits
     world.run()
     assert world.convicted() == {N3}
+
+
+def timeless(world: AuditWorld) -> list[Audit]:
+    """The audits under way, without the times until which they wait."""
+    return [replace(a, named=dict.fromkeys(a.named, 0.0)) for a in world.state.round.audits.values()]
+
+
+@pytest.mark.parametrize("event", [ev.Started(2, b"another nonce"), ev.HeardNobody(60.0)])
+def test_an_auditor_has_its_time_anew_when_the_coordinator_was_away(event: ev.Event) -> None:
+    world = AuditWorld(b"nonce", audit="1000")
+    for sealed in list(world.due()):
+        world.feed(sealed)
+    assert len(world.state.round.audits) == world.chunks
+    world.now += 60.0
+    world.feed(event)
+    world.run()
+    assert not world.decisions and not world.wrong()
 
 
 def test_what_is_said_of_another_audit_or_by_somebody_who_was_not_asked_changes_nothing() -> None:
@@ -236,6 +253,22 @@ def test_a_mute_auditor_holds_a_round_up_for_a_few_seconds_and_is_not_named_agai
             again.feed(event)
         audits = again.state.round.audits.values()
         assert len(audits) == again.chunks and all(N3 not in a.named and len(a.named) == 2 for a in audits)
+
+
+def test_who_is_too_slow_for_an_audit_is_not_named_where_there_are_others() -> None:
+    for slow in ["n3"], ["n3", "n4", "n5", "n6", "n7", "n8"]:
+        world = AuditWorld(b"nonce", audit="1000")
+        rates = dict.fromkeys(world.state.members.here, 100.0) | dict.fromkeys(map(NodeId, slow), 1.0)
+        here = {
+            n: replace(m, up=rates[n], down=rates[n], seen_up=rates[n], seen_down=rates[n])  # 8 bytes take it 8 s
+            for n, m in world.state.members.here.items()
+        }
+        world.state = replace(world.state, members=replace(world.state.members, here=here))
+        for event in list(world.due()):
+            world.feed(event)
+        audits = world.state.round.audits.values()
+        assert any(n in audit.named for audit in audits for n in slow) is (len(slow) > 1)
+        assert all(len(audit.named) == 2 for audit in audits)
 
 
 def test_a_mute_auditor_is_named_where_others_are_too_few() -> None:

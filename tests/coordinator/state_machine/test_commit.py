@@ -57,11 +57,15 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
             node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i, seen=seen
         )
         run.feed(told)
+        if node != CY:
+            run.do("wait", ["1"])
+            run.feed(told)  # again, which changes nothing
     record = run.state.pending
     assert record is not None
     assert record.contributors == {ADA: 20.0, BO: 16.0, CY: 6.0} and record.tokens == 42
     assert record.train_loss == pytest.approx((10 * 1.0 + 8 * 2.0 + 3 * 4.0) / 21)
-    assert record.seconds == {"inner": 10.0, "collect": 1.0, "reduce": 2.0, "commit": 3.0}
+    assert record.seconds == {"inner": 10.0, "collect": 1.0, "reduce": 2.0, "commit": 5.0}
+    assert record.exchange == {ADA: 5.0, BO: 6.0, CY: 7.0}
     assert (record.bytes_up, record.bytes_down) == ({ADA: 10, BO: 20, CY: 30}, {ADA: 100, BO: 200, CY: 300})
     assert record.shares == {ADA: 0.5, BO: 0.25, CY: 0.25} and record.predicted == 0.0
     rates = {ADA: (1e3, 1e4), BO: (2e3, 1.2e4), CY: (3e3, 1.2e4)}  # what others saw, or less

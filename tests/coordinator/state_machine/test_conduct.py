@@ -48,15 +48,30 @@ def test_a_decision_carries_its_evidence_and_is_numbered(run: Run) -> None:
     state, [first] = charged(run.state, A, Offence.LATE)
     evidence = Evidence(1, Offence.LATE, "it did", (("digest", "ab"),), B)
     assert first == ev.Decision(1, A, "", 1, evidence, Consequence.STRUCK, 1.0, "a", 0)
-    state, [second] = charged(state, A, Offence.SILENT)
+    state, [second] = charged(state, A, Offence.SILENT, 2)
     assert (second.number, second.weight) == (2, 2.0)
 
 
 def test_an_offence_counts_once_a_round(run: Run) -> None:
-    state, [_] = charged(run.state, A, Offence.LATE)
-    again, decisions = charged(state, A, Offence.LATE)
+    state, [_] = charged(run.state, A, Offence.FALSE_NORM)
+    again, decisions = charged(state, A, Offence.FALSE_NORM)
     assert again is state and not decisions
-    assert charged(state, A, Offence.LATE, 2)[1] and charged(state, A, Offence.FALSE_NORM)[1]
+    assert charged(state, A, Offence.FALSE_NORM, 2)[1] and charged(state, A, Offence.FALSE_AUDIT)[1]
+
+
+def test_what_delays_a_round_is_one_strike_at_most_whatever_it_is_called(run: Run) -> None:
+    state, [_] = charged(run.state, A, Offence.LATE)
+    for offence in (Offence.LATE, Offence.SILENT, Offence.ACCUSER):
+        again, decisions = charged(state, A, offence)
+        assert again is state and not decisions
+    assert charged(state, A, Offence.SILENT, 2)[1] and charged(state, A, Offence.FALSE_NORM)[1]
+
+
+def test_a_delay_weighs_what_it_cost_the_others(run: Run) -> None:
+    assert conduct.strike_part(run.state, 0.5) == 1.0, "of a round whose inner time is not known"
+    run.do("wait", ["10"])
+    run.do("reached", ["a", "b", "c", "d"])
+    assert [conduct.strike_part(run.state, s) for s in (-1.0, 0.0, 0.5, 1.0, 60.0)] == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
 def test_who_was_never_here_is_not_charged(run: Run) -> None:

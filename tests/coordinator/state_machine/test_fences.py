@@ -150,7 +150,7 @@ def test_a_seal_is_of_the_attempt_in_which_its_owner_got_the_chunk(by: int) -> N
 
 def test_every_report_is_here() -> None:
     """A new kind of report has its fence looked at, too."""
-    by_clock = {ev.Started, ev.Joined, ev.Connected, ev.Disconnected, ev.Heartbeat, ev.Suspected}
+    by_clock = {ev.Started, ev.HeardNobody, ev.Joined, ev.Connected, ev.Disconnected, ev.Heartbeat, ev.Suspected}
     by_clock |= {ev.SuspicionCleared, ev.Stepped, ev.Paused, ev.Resumed, ev.Expired, ev.Pardoned, ev.Tick}
     by_clock |= {ev.WritesResumed, ev.TrainersSeen}
     _, fence = inner()

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 from member_story import Story
+from scenario import Run
 
+from atoll.comm.bitmap import bitmap
+from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import conduct, lateness
+from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import suspect
-from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.state import State, order
 
 NAMES = ["a", "b", "c", "d"]
 ALL = [NodeId(f"n{i}") for i in range(1, 5)]
@@ -42,6 +47,19 @@ def test_a_timeout_is_ten_times_the_prediction_and_time_for_the_arithmetic(story
 def test_each_further_attempt_has_twice_the_time(story: Story) -> None:
     found = [lateness.reduce_timeout(predicting(story.state, 7.0, attempt)) for attempt in (1, 2, 3, 4, 99)]
     assert found == pytest.approx([100.0, 200.0, 400.0, 600.0, 600.0], abs=0.01)
+
+
+def test_a_contributor_may_hold_up_an_owner_for_half_a_stage_where_all_links_are_known(story: Story) -> None:
+    known = {n: replace(m, up=40.0, down=40.0) for n, m in story.state.members.here.items()}
+    state = replace(story.state, members=replace(story.state.members, here=known))
+    rounds = replace(state.config.rounds, reduce_timeout=600.0)
+    state = replace(state, config=replace(state.config, rounds=rounds))
+    assert lateness.patience(state, 7.0) == pytest.approx(50.0, abs=0.01)
+    assert lateness.patience(state, 1000.0) == 300.0
+    assert lateness.patience(state, 0.0) == 0.0 == lateness.patience(story.state, 7.0), (
+        "it has as long as it takes"
+    )
+    assert view(predicting(state, 7.0), ALL[0]).plan.patience == 0.0, "as it was when the attempt opened"
 
 
 def late(story: Story, *nodes: NodeId) -> set[NodeId]:
@@ -78,3 +96,33 @@ def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_
     assert [lateness.is_overdue(state, opened + s) for s in (99, 101, 599, 601)] == [False, False, False, True]
     struck = lateness.hold_to_account(state, [ALL[2]], opened + 601, [])
     assert [lateness.is_overdue(struck, opened + s) for s in (99, 101)] == [False, True]
+
+
+def test_in_two_levels_a_relay_that_sums_nothing_is_late_and_not_the_owners_that_wait_for_it() -> None:
+    run, near, far = Run(), ["a", "b", "c"], ["d", "e", "f"]
+    run.set("reduce.chunk", "5")  # eight chunks
+    run.do("begin", [*near, *far])
+    run.do("regions", [*near, "/", *far])
+    for _ in range(2):
+        run.do("commit", [])
+    run.steps()
+    ledger = run.state.round.ledger
+    assert len(ledger.layered) == 8
+    relays = {
+        c: {ledger.entries[row[c]].node for row in ledger.relays} - {ledger.owners[c]} for c in ledger.layered
+    }
+    lazy = min(set[NodeId]().union(*relays.values()), key=order)
+    for c, (relay,) in relays.items():
+        if relay != lazy:
+            summed = bitmap((i for i, g in enumerate(ledger.regions) if g == region(run, relay)), 6)
+            run.feed(ev.ChunksSealed(relay, 1, run.fence({}), (), sums=((c, summed, bytes(12)),)))
+            run.do("seal", [run.name(ledger.owners[c] or NodeId("")), f"chunk={c}"])
+    assert run.state.round.ledger.unsealed
+    run.do("wait", ["60.25"])
+    assert set(run.state.conduct.strikes) == {lazy}
+    assert run.state.conduct.strikes[lazy].latest == {Offence.LATE: 3}
+
+
+def region(run: Run, node: NodeId) -> int:
+    ledger = run.state.round.ledger
+    return next(g for e, g in zip(ledger.entries, ledger.regions, strict=True) if e.node == node)

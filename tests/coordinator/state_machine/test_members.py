@@ -112,6 +112,39 @@ def test_a_pause_is_entered_once_and_its_end_is_no_step() -> None:
     assert found == [ev.Stepped(node, 1), ev.Resumed(node, 1)]
 
 
+def test_that_a_member_saves_bytes_is_entered_at_once_and_its_end_and_no_more_often_than_pauses_are() -> None:
+    node, limits = NodeId("n1"), CONFIG.members
+    state, _ = step(joined(State(CONFIG), node), ev.Stepped(node, 1), 0.0)
+    for now, paused, saves, verdicts in (
+        (10.0, True, False, [ev.Paused(node, 1)]),
+        (11.0, True, True, []),  # too soon after the pause
+        (15.0, True, True, [ev.Paused(node, 1, True)]),
+        (16.0, True, True, []),
+        (17.0, True, False, [ev.Paused(node, 1)]),
+        (18.0, True, True, []),  # too soon after it began the last time
+        (20.0, True, True, [ev.Paused(node, 1, True)]),
+        (21.0, False, False, [ev.Resumed(node, 1)]),
+        (30.0, False, True, [ev.Paused(node, 1, True)]),  # who exchanges nothing takes no steps
+    ):
+        state, _ = step(state, ev.Heartbeat(node, 1, "inner", 4, 7, paused, saves), now)
+        assert members.judge(state.members, limits, (), now) == verdicts, now
+        for verdict in verdicts:
+            state, _ = step(state, verdict, now)
+        member = state.members.here[node]
+        assert (node in state.members.saving) == member.saves_bytes <= member.paused
+    state, _ = step(state, ev.Leaving(node, 1, "enough"), 31.0)
+    assert not state.members.saving
+
+
+def test_a_reducer_that_was_paused_is_waited_for_no_more_than_before() -> None:
+    node = NodeId("n1")
+    state, _ = step(State(CONFIG), ev.Joined(node, 1, "rex", "n1:1", "session", role=members.REDUCER), 0.0)
+    before = state.members.here[node]
+    for event in (ev.Paused(node, 1, True), ev.Resumed(node, 1)):
+        state, _ = step(state, event, 10.0)
+    assert replace(state.members.here[node], paused_at=before.paused_at) == before and not state.members.idle
+
+
 def test_a_suspect_goes_on_in_its_state_and_is_shown_as_a_suspect_with_the_reason() -> None:
     node = NodeId("n1")
     state, _ = step(joined(State(CONFIG), node), ev.Suspected(node, 1, "it is silent for 6 s"), 6.0)

@@ -69,6 +69,92 @@ def test_a_timeout_follows_the_prediction() -> None:
     assert 30 < story.reduce(seals=False, limit=7000) < 40 + 10 * plan.predicted
 
 
+def hold_up(story: Story, what: str) -> float:
+    """One reduce in which the liar does its part at the last moment, all others at once; the seconds that it
+    took."""
+    began, number = story.now, story.state.round.number
+    names = [story.name(n) for n in story.state.round.ledger.members]
+    for node in sorted(story.owners()):
+        if node != story.liar or what != "seals":
+            story.do("seal", [story.name(node)])
+    late = what == "seals" and story.liar in story.owners()
+    late |= what == "holds" and story.liar in story.state.round.ledger.members
+    if late and what == "holds":
+        story.do("held", [name for name in names if name != story.name(story.liar)])
+    if late:
+        story.do("wait", ["59.75"])
+    if late and what == "seals":  # and then half of the others are far from it
+        story.do("seal", [story.name(story.liar)])
+        story.do("held", names[:4])
+        story.do("wait", ["2"])
+    done = names[4:] if late and what == "seals" else [story.name(story.liar)] if late else names
+    story.do("held", done)
+    assert story.state.round.number == number + 1
+    story.tell()
+    return story.now - began
+
+
+def test_who_seals_at_the_last_moment_owns_nothing_soon_and_has_nobody_else_struck() -> None:
+    story = Story(NAMES, "a")
+    seconds = list[float]()
+    for _ in range(ROUNDS):
+        story.train()
+        seconds.append(hold_up(story, "seals"))
+    assert sum(s > 30 for s in seconds) <= 5, f"seconds of each reduce: {seconds}"
+    assert set(story.state.conduct.strikes) == {"n1"}
+
+
+def test_who_says_at_the_last_moment_that_it_holds_the_chunks_is_left_out_after_a_few_rounds() -> None:
+    story = Story(NAMES, "a")
+    seconds = list[float]()
+    for _ in range(ROUNDS):
+        story.train()
+        seconds.append(hold_up(story, "holds"))
+    assert sum(s > 30 for s in seconds) <= 8, f"seconds of each reduce: {seconds}"
+    assert set(story.state.conduct.strikes) == {"n1"}
+
+
+def test_who_finishes_its_step_at_the_last_moment_costs_the_others_a_tenth_of_a_round() -> None:
+    story = Story(NAMES, "c", rounds__inner_steps="300", rounds__collect="60", members__stall="1e6")
+    for _ in range(3):
+        began = story.now
+        story.do("wait", ["300"])
+        others = [name for name in NAMES if name != "c"]
+        story.do("reached", others)
+        while story.state.round.phase is Phase.INNER:
+            story.do("wait", ["0.25"])
+        story.do("ready", [*others, "steps=300"])
+        closed = story.now
+        while story.state.round.phase is Phase.COLLECTING:
+            story.do("wait", ["0.25"])
+        assert story.now - closed < 1 + 0.1 * (closed - began)
+        story.do("ready", ["c", "steps=1"])
+        story.reduce()
+
+
+def test_who_falls_silent_in_every_reduce_is_left_out_after_a_few_rounds() -> None:
+    story = Story(NAMES, "c")
+    took_part = list[bool]()
+    for _ in range(2 * ROUNDS):
+        story.train()
+        number = story.state.round.number
+        took_part.append(story.liar in story.state.round.participants)
+        if took_part[-1]:
+            story.do("silent", ["c"])
+            story.do("seal", [name for name in NAMES if name != "c"])
+            if story.state.round.ledger.complete:
+                story.do("held", [story.name(n) for n in story.state.round.ledger.members if n != story.liar])
+            story.do("wait", ["10.25"])
+            assert story.liar not in story.state.members.here
+        story.reduce() if story.state.round.number == number else story.tell()
+        if took_part[-1]:
+            story.do("talk", ["c"])
+            story.do("back", ["c"])
+            story.do("state", ["c", str(story.state.committed)])
+    assert sum(took_part) <= 8, took_part
+    assert set(story.state.conduct.strikes) == {"n3"}
+
+
 def accuse(story: Story, accuser: str, accused: str, number: int) -> None:
     """Twice in the round, as far as it has a say in it."""
     for _ in range(2):

@@ -76,13 +76,15 @@ def test_what_is_said_of_another_round_or_node_or_an_attempt_to_come_changes_not
     assert run.state == before
 
 
-def test_while_no_attempt_is_in_force_reports_of_the_last_one_change_nothing() -> None:
+def test_while_no_attempt_is_in_force_reports_of_the_last_one_say_who_names_whom_and_no_more() -> None:
     run = reducing(["ada", "bo"])
     run.do("seal", ["ada"])
     last = fence(run)
     lost(run, A, B, last)
     lost(run, A, B, fence(run))
     assert run.state.round.plan is None and run.state.round.phase is Phase.COLLECTING, "the run needs them both"
+    lost(run, B, A, last)
+    assert run.state.round.lost == ((A, B), (A, B)) and run.state.round.accused == {(A, B), (B, A)}
     before = run.state
     lost(run, B, A, last)
     run.feed(ev.OrphansFound(A, 1, last, ()))

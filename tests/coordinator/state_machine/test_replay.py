@@ -203,6 +203,23 @@ def test_the_commit_waits_for_the_chunks_to_be_shown_but_not_for_ever() -> None:
     assert nodes is not None and V in nodes
 
 
+def test_a_paused_verifier_replays_nothing_and_gives_up_what_it_replays() -> None:
+    world = World().play(2)
+    world.feed(ev.Paused(V, 1))
+    world.reduce()
+    assert world.task is None and not any("is given up" in note for note in world.notes)
+    world = at_replay()
+    world.show()
+    world.feed(ev.Paused(V, 1))
+    world.hold()
+    assert world.task is None and world.state.committed == 3 and not world.decisions
+    assert any(note.endswith("is given up: n1 is paused") for note in world.notes)
+    world.committed()
+    world.feed(ev.StateReported(V, 1, 3, digest(b"state 3")))
+    world.feed(ev.Resumed(V, 1))
+    assert world.play(1).replayed, "one that may go on goes on"
+
+
 def test_chunks_of_a_leaf_are_shown_by_its_dialling_the_verifier() -> None:
     world = World(leaves=5).play(2)
     world.reduce()

@@ -1,17 +1,20 @@
 """A node that its owner tells to pause, and one that keeps to what it may exchange."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from atoll.comm.errors import ConfigError, Refused
+from atoll.comm.errors import ConfigError, Refused, ResourceError
 from atoll.comm.pause_reasons import PauseReason
 from atoll.node.config import NodeConfig
-from atoll.node.daemon import control_socket
+from atoll.node.daemon import control_socket, manners
 from atoll.node.daemon.manners import Manners
+from atoll.node.manners.limits import KEYS, TRAINER_KEYS
 from atoll.node.state_machine.events import Event, PauseChanged
 
 
@@ -64,18 +67,20 @@ def test_bytes_of_this_day_are_counted_over_restarts_and_hold_the_node_back(tmp_
     config = NodeConfig(daily=1e-6)  # 1000 bytes
     told = Told(tmp_path, config)
     told.traffic = 600
-    assert not told.manners.spent
+    assert told.manners.room() == 400
     told.manners.decide()
     again = Told(tmp_path, config)
     assert again.manners.status()["bytes_this_day"] == 600 and not again.events
     again.traffic = 399
-    assert not again.manners.spent
+    assert again.manners.room() == 1 and not again.events
     again.traffic = 400
-    assert again.manners.spent, "at once, not at the next look"
-    again.traffic = 401
+    assert again.manners.room() == 0
+    assert again.events == [PauseChanged(True, saves_bytes=True)], "at once, not at the next look"
+    assert again.manners.saves_bytes and again.manners.reason is PauseReason.DAY_BYTES
     again.manners.decide()
-    assert again.events == [PauseChanged(True, saves_bytes=True)] and again.manners.is_silent
-    assert again.manners.reason is PauseReason.DAY_BYTES
+    assert again.manners.room() == 0 and len(again.events) == 1
+    again.ask("limits", "daily=1")
+    assert again.events[1:] == [PauseChanged(False)] and again.manners.room() == 10**9 - 1000
 
 
 def test_a_round_that_would_not_fit_is_not_begun(tmp_path: Path) -> None:
@@ -86,8 +91,90 @@ def test_a_round_that_would_not_fit_is_not_begun(tmp_path: Path) -> None:
     told.manners.decide()
     assert told.manners.reason is None
     told.traffic = 701
-    assert told.manners.round_is(5) == PauseChanged(True, saves_bytes=True), "before that round is begun"
-    assert told.manners.reason is PauseReason.DAY_BYTES and not told.manners.spent and not told.events
+    assert told.manners.round_is(5) == PauseChanged(True), "before that round is begun"
+    assert told.manners.reason is PauseReason.DAY_BYTES and not told.events
+    assert told.manners.room() == 299, "for the run's state"
+
+
+def test_a_round_that_is_begun_is_not_stopped_for_what_it_was_known_to_take(tmp_path: Path) -> None:
+    told = Told(tmp_path, NodeConfig(daily=1e-6))
+    told.manners.round_is(3)
+    told.traffic = 450
+    assert told.manners.round_is(4) is None
+    told.traffic = 890  # of another 450
+    told.manners.decide()
+    assert told.manners.reason is None and not told.events
+
+
+def test_a_round_that_it_only_followed_says_nothing_of_what_one_takes(tmp_path: Path) -> None:
+    told = Told(tmp_path, NodeConfig(daily=1e-6))
+    told.manners.round_is(3)
+    told.traffic = 400
+    assert told.manners.round_is(4) is None
+    told.traffic = 750
+    assert told.manners.round_is(5) == PauseChanged(True)
+    told.traffic = 760
+    assert told.manners.round_is(6) is None and told.manners.reason is PauseReason.DAY_BYTES
+    told.traffic = 770
+    assert told.manners.round_is(7) is None and told.manners.reason is PauseReason.DAY_BYTES
+
+
+def test_a_step_asks_for_a_rest_which_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, now = Told(tmp_path), [100.0]
+    monkeypatch.setattr(manners, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    told.manners.rest(30.0)
+    assert told.events == [PauseChanged(True)] and told.manners.reason is PauseReason.RESTS
+    now[0] += 29.0
+    told.manners.decide()
+    now[0] += 1.0
+    assert len(told.events) == 1
+    told.manners.decide()
+    assert told.events[1:] == [PauseChanged(False)]
+
+
+def test_a_node_that_takes_more_memory_than_it_may_pauses_and_is_made_smaller(tmp_path: Path) -> None:
+    told, taken, shrunk = Told(tmp_path, NodeConfig(memory=2.0)), [0], list[int]()
+    told.manners.watch_memory(lambda config: None, lambda: taken[0], lambda: shrunk.append(taken[0]))
+
+    def look(*gigabytes: float) -> None:
+        for amount in gigabytes:
+            taken[0] = int(amount * 1e9)
+            asyncio.run(told.manners._weigh())
+
+    look(1.9, 2.1, 1.9, 2.1)
+    assert not told.events and not shrunk, "once is no reason"
+    look(2.2)
+    assert told.events == [PauseChanged(True)] and told.manners.reason is PauseReason.MEMORY
+    assert shrunk == [2_200_000_000] and told.manners.status()["memory_bytes"] == 2_200_000_000
+    look(2.2, 2.2)
+    assert len(shrunk) == 1, "it is being made smaller"
+    told.manners.shrunk()
+    assert told.events[1:] == [PauseChanged(False)]
+
+
+def test_a_limit_on_memory_that_the_node_could_not_work_in_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+
+    def fits(config: NodeConfig) -> None:
+        if 0 < config.memory < 3:
+            raise ResourceError("it needs 3 GB")
+
+    told.manners.watch_memory(fits, lambda: 0, lambda: None)
+    with pytest.raises(ResourceError, match="3 GB"):
+        told.ask("limits", "memory=2.5", "upload=3")
+    assert len(told.configs) == 1
+    told.ask("limits", "memory=3.5")
+    assert told.configs[-1].memory == 3.5
+
+
+def test_a_node_without_a_trainer_shows_and_takes_the_limits_that_it_can_obey(tmp_path: Path) -> None:
+    keys = tuple(key for key in KEYS if key not in TRAINER_KEYS)
+    reducer = Manners(NodeConfig(), tmp_path, keys)
+    reducer.attach(lambda: 0, lambda event: None, lambda config: None)
+    assert set(reducer.status()["limits"]) == {*keys, "disk"}
+    with pytest.raises(ConfigError, match="gpu_duty is a limit on a trainer"):
+        reducer.verbs["limits"](["gpu_duty=0.5"])
+    assert reducer.verbs["limits"](["daily=1"])["limits"]["daily"] == 1.0
 
 
 def test_a_node_that_ends_pauses_for_that(tmp_path: Path) -> None:

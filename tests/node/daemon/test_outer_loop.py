@@ -123,3 +123,41 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         await outer_loop.close()
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_recovery_that_is_stopped_keeps_what_came_and_goes_on_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor, told = filled(tmp_path / "donor", 3), list[events.Event]()
+    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.finalize())
+    member = member_of(tmp_path / "node", view)
+    fetched, half = list[int](), asyncio.Event()
+
+    async def recover(outer: Any, *_: Any) -> RecoveryStats:
+        for c in range(count := outer.chunks.count):
+            await asyncio.sleep(0)
+            if outer.chunk_rounds[c] != 3:
+                fetched.append(c)
+                outer.replace_chunk(c, 3, donor.outer.copy_chunk(c)[1].tobytes())
+            if len(fetched) == count // 2 and not half.is_set():
+                half.set()
+                await asyncio.Event().wait()
+        return RecoveryStats(count, count, 0.0, {}, {})
+
+    async def story() -> None:
+        hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
+        outer_loop = OuterLoop(cast(Any, member), hello, StateServer(), told.append, asyncio.create_task)
+        monkeypatch.setattr(module, "recover", recover)
+        order = effects.Recover(view, differs=False, rebase=False)
+        recovering = asyncio.create_task(outer_loop.recover(order))
+        await half.wait()
+        assert (count := outer_loop.outer.chunks.count) > 2
+        outer_loop.stop_recovery()
+        await recovering
+        assert told == [events.MoveFailed(-1)] and len(fetched) == count // 2
+        await outer_loop.recover(order)
+        assert told[1:] == [events.StateMoved(3, view.state_digest)] and fetched == list(range(count))
+        await outer_loop.durable.wait_idle()
+        await outer_loop.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))

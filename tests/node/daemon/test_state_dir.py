@@ -13,7 +13,14 @@ from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.comm.transport.certificates import pin_of
 from atoll.node.config import TrainerSpec
-from atoll.node.daemon.state_dir import exclusive, load_name, load_session, save_next_session, save_session
+from atoll.node.daemon.state_dir import (
+    ends_before,
+    exclusive,
+    load_name,
+    load_session,
+    save_next_session,
+    save_session,
+)
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 
 INVITE = Invite("127.0.0.1:4700", "run", "token")
@@ -94,3 +101,25 @@ def test_a_state_directory_has_one_daemon_from_its_first_moment_to_its_last(tmp_
             pass
     with exclusive(tmp_path / "state"):
         pass
+
+
+def test_who_is_told_to_end_lets_its_work_come_to_an_end_for_a_moment() -> None:
+    async def work(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        done.append(seconds)
+
+    async def fails() -> None:
+        raise ResourceError("no port")
+
+    async def story() -> None:
+        over = asyncio.Event()
+        assert await ends_before(over, work(0), 60.0)
+        with pytest.raises(ResourceError, match="no port"):
+            await ends_before(over, fails(), 60.0)
+        over.set()
+        assert not await ends_before(over, work(0.01), 60.0)
+        assert not await ends_before(over, work(3600), 0.01)
+
+    done = list[float]()
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert done == [0, 0.01]

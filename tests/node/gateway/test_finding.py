@@ -115,15 +115,19 @@ def test_a_coordinator_is_published_and_again_when_it_moves(
         return read_record(data, "reef", own.pin)
 
     async def body() -> None:
-        task = asyncio.create_task(publisher.run(served.append))
-        write_note(tmp_path, GatewayNote("reef", "203.0.113.7:4700", "127.0.0.1:4700", 1))
+        task = asyncio.create_task(publisher.run(lambda note: served.append(note.entrance)))
+        write_note(tmp_path, GatewayNote("reef", "203.0.113.7:4700", "/one", 1))
         first = await published(1)
         assert (first.address, first.incarnation) == ("203.0.113.7:4700", 1)
-        write_note(tmp_path, GatewayNote("reef", "198.51.100.3:4700", "127.0.0.1:4800", 2))
+        write_note(tmp_path, GatewayNote("reef", "198.51.100.3:4700", "/two", 2))
         second = await published(2)
         assert (second.address, second.incarnation) == ("198.51.100.3:4700", 2)
-        assert served == ["127.0.0.1:4700", "127.0.0.1:4800"]
-        write_note(tmp_path, GatewayNote("reef", "203.0.113.7:4700", "127.0.0.1:4700", 1))  # an old copy of it
+        write_note(tmp_path, GatewayNote("reef", "198.51.100.3:4700", "/two", 2, relays=("/a",)))
+        async with asyncio.timeout(30):
+            while len(served) < 3:
+                await asyncio.sleep(0)
+        assert served == ["/one", "/two", "/two"] and len(store.given) == 2  # it has not moved
+        write_note(tmp_path, GatewayNote("reef", "203.0.113.7:4700", "/one", 1))  # an old copy of it
         async with asyncio.timeout(30):
             while "a later coordinator of run reef is known" not in caplog.text:
                 await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.certificates import load_or_make, pin_of
 from atoll.node.gateway.records import (
     LIFE_SECONDS,
+    MAX_OWN_RUNS,
     MAX_RECORD_BYTES,
     BadRecord,
     CoordinatorRecord,
@@ -151,6 +152,50 @@ def test_a_gateway_does_not_go_back_to_an_older_record_however_long_it_lasts(two
     assert admit(coordinator, incarnation=4, sequence=0)
     assert not admit(coordinator, sequence=99, expires=NOW + LIFE_SECONDS)
     assert admit(forger, sequence=1)  # a run of its own
-    for run in ("atoll", "lagoon"):  # what is not seen any more is forgotten
-        assert admit(forger, run=run)
+    for number in range(MAX_OWN_RUNS + 2):  # what is not seen any more is forgotten
+        assert admit(forger, run=f"made up {number}")
     assert admit(coordinator)
+
+
+def test_records_that_one_network_signs_for_itself_push_nobody_elses_out(two: tuple[Signer, Signer]) -> None:
+    coordinator, forger = two
+    newest, kept = NewestRecords(most=64, of_network=16), dict[bytes, str]()
+
+    def bring(by: Signer, run: str, network: str, now: float = NOW) -> bytes:
+        record, place = msgspec.structs.replace(RECORD, run=run), record_place(record_key(run, by.pin))
+        assert newest.admit(by.write(record), place, record.expires, now)
+        kept[place] = run
+        if (displaced := newest.keep(place, network, now)) is not None:
+            del kept[displaced]
+        return place
+
+    reef = bring(coordinator, "reef", "203.0.113.0")
+    for number in range(50):
+        bring(forger, f"made up {number}", "198.51.100.0")
+    assert len(kept) == 17 and kept[reef] == "reef"
+    for number in range(200):  # from many networks, with a copy of the honest record now and then
+        bring(forger, f"more {number}", f"198.51.{number % 5}.0")
+        bring(coordinator, "reef", "198.51.100.0")
+    assert len(kept) <= 64 and kept[reef] == "reef"
+    lagoon = bring(coordinator, "lagoon", "192.0.2.0")  # there is room for who comes late
+    assert kept[lagoon] == "lagoon"
+
+
+def test_the_runs_that_a_gateway_was_asked_for_lose_their_place_to_nobody(two: tuple[Signer, Signer]) -> None:
+    coordinator, forger = two
+    newest = NewestRecords(most=4, of_network=2)
+    own, other = (record_place(record_key("reef", by.pin)) for by in two)
+    newest.favour(own)
+    assert newest.admit(coordinator.write(RECORD), own, RECORD.expires, NOW)
+    assert newest.keep(own, "198.51.100.0", NOW) is None
+    assert newest.admit(forger.write(RECORD), other, RECORD.expires, NOW)
+    assert newest.keep(other, "198.51.100.0", NOW) is None
+    gone = list[bytes]()
+    for number in range(10):
+        record = msgspec.structs.replace(RECORD, run=f"made up {number}")
+        place = record_place(record_key(record.run, forger.pin))
+        assert newest.admit(forger.write(record), place, record.expires, NOW)
+        gone += filter(None, [newest.keep(place, f"198.51.{number}.0", NOW)])
+    assert other in gone and own not in gone
+    older = msgspec.structs.replace(RECORD, sequence=1)
+    assert not newest.admit(coordinator.write(older), own, older.expires, NOW)  # it is still known

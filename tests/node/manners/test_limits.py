@@ -1,6 +1,6 @@
 """What the owner tells a running node: kept, above what config and command line say."""
 
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,28 @@ from atoll.comm.errors import ConfigError
 from atoll.node.config import NodeConfig
 from atoll.node.manners import byte_account, sensors
 from atoll.node.manners.byte_account import ByteAccount, load_account, save_account
-from atoll.node.manners.limits import NAME, Orders, changed, limited, load_orders, save_orders, shown, wishes
+from atoll.node.manners.limits import (
+    KEYS,
+    NAME,
+    TRAINER_KEYS,
+    Orders,
+    changed,
+    check_without_trainer,
+    limited,
+    load_orders,
+    save_orders,
+    shown,
+    wishes,
+)
 from atoll.node.manners.may_train import Observations, Pause
+
+
+def counted(*amounts: tuple[int, date]) -> ByteAccount:
+    """An account of so many bytes on these days, one after the other."""
+    account = ByteAccount()
+    for count, day in amounts:
+        account = account.add(count, day)
+    return account
 
 
 def test_what_is_told_goes_over_the_config_and_is_taken_back_by_an_empty_value() -> None:
@@ -48,11 +68,23 @@ def test_orders_are_the_same_in_the_next_life(tmp_path: Path) -> None:
         ("hours=7", "hours is"),
         ("threads=-2", "threads is -2"),
         ("battery=perhaps", "battery"),
+        ("memory=-1", "memory is -1"),
     ],
 )
 def test_a_limit_that_cannot_be_is_refused_with_its_name(setting: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         limited(NodeConfig(), changed(Orders(), [setting]))
+
+
+def test_a_reducer_refuses_what_only_a_trainer_could_obey_and_no_more() -> None:
+    keys = [key for key in KEYS if key not in TRAINER_KEYS]
+    for key, value in zip(TRAINER_KEYS, ("80", "0.5", "2", "4"), strict=True):
+        with pytest.raises(ConfigError, match=f"{key} is a limit on a trainer"):
+            changed(Orders(), [f"{key}={value}"], keys)
+        with pytest.raises(ConfigError, match=f"{key}={value} is a limit on a trainer"):
+            check_without_trainer(limited(NodeConfig(), Orders({key: value})))
+    orders = changed(Orders(), ["daily=1", "hours=22:00-07:00", "upload=20", "idle_only=true"], keys)
+    check_without_trainer(limited(NodeConfig(), orders))
 
 
 def test_gigabytes_are_bytes_in_what_is_wished_and_all_limits_are_shown() -> None:
@@ -62,7 +94,7 @@ def test_gigabytes_are_bytes_in_what_is_wished_and_all_limits_are_shown() -> Non
 
 
 def test_an_account_begins_anew_with_each_day_and_each_month() -> None:
-    account = ByteAccount().add(10, date(2026, 11, 29)).add(5, date(2026, 11, 29)).add(7, date(2026, 11, 30))
+    account = counted((10, date(2026, 11, 29)), (5, date(2026, 11, 29)), (7, date(2026, 11, 30)))
     assert (account.day_bytes, account.month_bytes) == (7, 22)
     december = account.at(date(2026, 12, 1))
     assert (december.day_bytes, december.month_bytes) == (0, 0)
@@ -70,8 +102,49 @@ def test_an_account_begins_anew_with_each_day_and_each_month() -> None:
     assert account.add(1, date(2027, 11, 30)).month_bytes == 1, "November of another year"
 
 
+def test_an_account_does_not_shrink_when_the_clock_is_set_back() -> None:
+    account = counted((90, date(2026, 11, 3)), (10, date(2026, 11, 25)))
+    for earlier in (date(2026, 11, 23), date(2026, 10, 31), date(1970, 1, 1)):
+        back = account.at(earlier)
+        assert (back.day_bytes, back.month_bytes) == (10, 100), earlier
+        more = back.add(5, earlier)
+        assert (more.day_bytes, more.month_bytes) == (15, 105)
+        assert more.at(earlier + timedelta(days=1)).day_bytes == 0, "the next day begins anew"
+        right = more.at(date(2026, 11, 25))
+        assert (right.day_bytes, right.month_bytes) >= (10, 100), "nor when it is put right again"
+    assert account.at(date(1970, 1, 1)).at(date(1970, 1, 2)).month_bytes == 100
+    assert account.at(date(1970, 1, 1)).at(date(1970, 2, 1)).month_bytes == 0
+
+
+def test_a_clock_that_was_once_far_ahead_leaves_the_account_as_it_was_and_not_standing_still() -> None:
+    account = counted((90, date(2026, 11, 25)), (3, date(2099, 1, 1)), (4, date(2099, 1, 2)))
+    assert (account.day_bytes, account.month_bytes) == (4, 7)
+    back = account.at(date(2026, 11, 25))
+    assert (back.day_bytes, back.month_bytes) == (94, 97)
+    tomorrow = back.add(1, date(2026, 11, 26))
+    assert (tomorrow.day_bytes, tomorrow.month_bytes) == (1, 98)
+    december = tomorrow.at(date(2026, 12, 1))
+    assert (december.day_bytes, december.month_bytes) == (0, 0)
+
+
+def test_a_clock_that_goes_back_and_forth_over_midnight_counts_nothing_twice() -> None:
+    account = counted((50, date(2026, 11, 30)))
+    for _ in range(20):
+        account = account.add(1, date(2026, 12, 1)).add(1, date(2026, 11, 30))
+    assert account.day_bytes <= 50 + 40 and account.month_bytes <= 50 + 40
+    assert account.at(date(2026, 12, 1)).month_bytes == 20
+
+
+def test_an_account_remembers_a_bounded_number_of_days_and_all_of_a_month() -> None:
+    account, day = ByteAccount(), date(2026, 1, 1)
+    for _ in range(400):
+        account, day = account.add(1, day), day + timedelta(days=1)
+    assert len(account.days) == byte_account.MAX_DAYS
+    assert counted(*((1, date(2026, 12, n)) for n in range(1, 32))).month_bytes == 31
+
+
 def test_an_account_is_the_same_in_the_next_life_and_a_damaged_one_is_empty(tmp_path: Path) -> None:
-    account = ByteAccount().add(10, date(2026, 11, 29))
+    account = counted((10, date(2026, 11, 29)), (5, date(2026, 11, 28)))
     save_account(tmp_path, account)
     assert load_account(tmp_path) == account
     (tmp_path / byte_account.NAME).write_bytes(b"\xff")

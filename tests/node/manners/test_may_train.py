@@ -1,5 +1,6 @@
 """Whether a machine may train now, and why not."""
 
+import math
 from dataclasses import replace
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -17,8 +18,8 @@ from atoll.node.manners.may_train import (
     Observations,
     Pause,
     Wishes,
+    byte_room,
     may_train,
-    saves_bytes,
 )
 
 NOON = datetime(2026, 11, 24, 12, 0)
@@ -129,14 +130,22 @@ def test_a_round_that_would_take_more_than_what_is_left_is_not_begun() -> None:
 
 def test_bytes_are_saved_whatever_else_the_node_is_paused_for() -> None:
     wishes = Wishes(daily=1000, monthly=5000, metered=False, battery=False)
-    assert not saves_bytes(wishes, Observations(on_battery=True))
+    assert byte_room(wishes, Observations(on_battery=True)) == 1000
+    assert byte_room(wishes, Observations(day_bytes=200, month_bytes=4900)) == 100
     for seen in (
         Observations(on_battery=True, on_metered=True),
-        Observations(day_bytes=601, round_bytes=400),
+        Observations(day_bytes=1000),
         Observations(month_bytes=5001),
     ):
-        assert saves_bytes(wishes, seen) and not saves_bytes(Wishes(), seen)
+        assert byte_room(wishes, seen) == 0 and byte_room(Wishes(), seen) == math.inf
         assert may_train(wishes, seen, Pause(), NOON) is PauseReason.TOLD
+
+
+def test_what_is_left_where_a_round_would_not_fit_may_pass() -> None:
+    wishes, seen = Wishes(daily=1000), Observations(day_bytes=601, round_bytes=400)
+    assert may_train(wishes, seen, None, NOON) is PauseReason.DAY_BYTES and byte_room(wishes, seen) == 399
+    seen = Observations(day_bytes=1000)
+    assert may_train(wishes, seen, None, NOON) is PauseReason.DAY_BYTES, "at the last of them"
 
 
 def test_a_round_whose_bytes_are_overrated_is_begun_where_half_is_left() -> None:

@@ -1,6 +1,5 @@
-"""The shared flat vectors: where they are put, and that dead daemons' are cleared."""
+"""The shared flat vectors: where they are put, and who takes them over."""
 
-import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +10,8 @@ import pytest
 from disks import full_disk
 
 from atoll.comm.errors import ResourceError
-from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
+from atoll.node.outer.shared_vectors import SharedVectors
+from atoll.node.outer.vector_folders import clear_stale
 
 
 def test_they_are_zeroed_files_of_the_right_size_and_go_when_closed(tmp_path: Path) -> None:
@@ -86,28 +86,6 @@ def test_what_turns_out_to_have_no_room_leaves_nothing_behind(tmp_path: Path) ->
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_folders_that_others_put_into_shared_memory_are_left_alone(tmp_path: Path) -> None:
-    theirs = tmp_path / "shm" / "atoll-theirs"
-    theirs.mkdir(parents=True)
-    (theirs / "owner").write_bytes(b"\xff\xfe")
-    with open(theirs / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        clear_stale(tmp_path / "state", tmp_path / "shm")
-        made = SharedVectors.create(10, tmp_path / "state", tmp_path / "shm", "this run")
-    assert theirs.exists()
-    made.close()
-
-
-def test_only_what_a_dead_daemon_left_is_cleared(tmp_path: Path) -> None:
-    living = SharedVectors.create(10, tmp_path / "state", tmp_path / "shm")
-    dead = tmp_path / "shm" / "atoll-dead"
-    dead.mkdir()
-    (dead / "lock").touch()
-    clear_stale(tmp_path / "state", tmp_path / "shm")
-    assert living.folder.exists() and not dead.exists()
-    living.close()
-
-
 def test_what_a_killed_daemon_left_is_taken_over_by_the_next_one_of_the_same_run_and_model(tmp_path: Path) -> None:
     places = tmp_path / "state", tmp_path / "shm"
     dead = SharedVectors.create(10, *places, "this run")
@@ -122,6 +100,4 @@ def test_what_a_killed_daemon_left_is_taken_over_by_the_next_one_of_the_same_run
         os.close(vectors.lock)
     other = SharedVectors.create(10, *places, "another run")
     assert [folder for folder in (tmp_path / "shm").iterdir()] == [other.folder] and not other.momentum.any()
-    os.close(other.lock)
-    clear_stale(tmp_path / "another node", tmp_path / "shm")
-    assert not other.folder.exists(), "no daemon of its state directory came back"
+    other.close()

@@ -59,12 +59,18 @@ class Counted(torch.optim.Optimizer):
 class Trained:
     """A model of six weights and what keeps its state."""
 
-    def __init__(self, folder: Path, make: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = Counted) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        make: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = Counted,
+        device: str = "cpu",
+    ) -> None:
+        """`device`: that the writer takes it for."""
         torch.manual_seed(3)
         self.model = nn.Linear(3, 2, bias=False)
         self.optimizer, self.told = make(self.model.parameters()), list[str]()
         self.tensors = TrainingTensors(ShardedParameters([self.model], ALONE), [self.optimizer], ALONE)
-        self.writer, self.files = TensorWriter(ALONE, torch.device("cpu")), OptimizerFiles(folder)
+        self.writer, self.files = TensorWriter(ALONE, torch.device(device)), OptimizerFiles(folder)
         self.moments = OptimizerCheckpoint(
             self.tensors, ALONE, InnerConfig(), self.writer, self.files, 1, self.told.append
         )
@@ -77,8 +83,9 @@ class Trained:
         return self.model.weight.detach().numpy().copy()
 
 
-def test_plain_numbers_and_tensors_of_other_shapes_are_restored_as_they_were(tmp_path: Path) -> None:
-    first = Trained(tmp_path)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_plain_numbers_and_tensors_of_other_shapes_are_restored_as_they_were(device: str, tmp_path: Path) -> None:
+    first = Trained(tmp_path, device=device)
     for _ in range(2):
         first.step()
     first.moments.save_if_due(1)

@@ -10,7 +10,7 @@ from recovery_peers import Peer, bring, served, with_peers
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.ids import Round
-from atoll.node.outer.shared_vectors import clear_stale
+from atoll.node.outer.vector_folders import clear_stale
 from atoll.node.recovery.recovery import RecoveryProgress
 
 

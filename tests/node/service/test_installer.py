@@ -32,7 +32,8 @@ class System:
         script = self.bin / "systemctl"
         script.write_text(
             f'#!/bin/sh\necho "$@" >> {self.told}\n[ "$1" = --version ] && echo systemd {version} && exit 0\n'
-            f'[ "$2" = show ] && echo {node_code} && exit 0\n[ "$2 {node_code}" = "restart 5" ] && exit 1\n'
+            f'[ "$2" = show ] && echo {node_code} && exit 0\n'
+            f'[ "$2" = restart ] && [ {node_code} != 0 ] && exit 1\n'
             f"[ {code} = 0 ] || echo Failed to connect to bus >&2\nexit {code}\n"
         )
         script.chmod(0o755)
@@ -102,7 +103,11 @@ def test_now_starts_it_and_what_fails_is_said(system: System) -> None:
     system.install(0, node_code=5)
     with pytest.raises(NotStarted, match="exit code 5, refused by the other side") as failed:
         system.run("install-service", URL, "--now")
-    assert failed.value.exit_code is ExitCode.REFUSED
+    assert failed.value.exit_code is ExitCode.REFUSED and "again" not in str(failed.value)
+    system.install(0, node_code=7)
+    with pytest.raises(NotStarted, match="exit code 7, refused for now, and is started again") as failed:
+        system.run("install-service", URL, "--now")
+    assert failed.value.exit_code is ExitCode.NOT_NOW
 
 
 def test_nothing_is_written_for_a_join_that_cannot_be_or_without_systemd(
@@ -169,15 +174,31 @@ def test_what_is_not_a_nodes_state_directory_is_not_removed(
     (folder / "session").write_text("127.0.0.1:1 reef\nsecret.1\nada\n")
     (folder / "journal.sqlite").touch()
     assert "is a coordinator's" in refuse(system, folder)
-    (system.home / "session").write_text("127.0.0.1:1 reef\nsecret.1\nada\n")
-    assert "holds your home" in refuse(system, system.home)
-    assert "holds your home" in refuse(system, Path("."))
     assert (folder / "journal.sqlite").exists() and (folder / "session").exists()
-    (around := system.home / "around").mkdir()
-    (around / "session").write_text("127.0.0.1:1 reef\nsecret.2\neve\n")
-    folder.rename(around / "photos")
-    assert f"{around / 'photos'}, in {around}, is another node's" in refuse(system, around)
-    assert (around / "photos" / "journal.sqlite").exists() and (around / "session").exists()
+
+
+def test_what_is_no_nodes_stays_and_the_folder_with_it(system: System) -> None:
+    """A home, with another node's folder in it, was given as the state directory."""
+    others = ("notes.txt", "cache/thumbnails/a.png", "logs/of-another-program.log", "node/session", "node/lock")
+    for name in others:
+        (system.home / name).parent.mkdir(exist_ok=True, parents=True)
+        (system.home / name).write_text("127.0.0.1:1 reef\nsecret.2\neve\n")
+    before = {path for path in system.home.rglob("*") if not path.is_dir()}
+    for name in ("session", "logs/node.log", "cache/micro_batch.json", f"outer/{'0' * 32}/residual"):
+        (system.home / name).parent.mkdir(exist_ok=True, parents=True)
+        (system.home / name).write_text("127.0.0.1:1 reef\nsecret.1\nada\n")
+    said = system.run("uninstall", "--yes", "--state-dir", ".")
+    assert said.exit_code == 0 and "which stays:" in said.output and "and 2 more in it" in said.output
+    assert {path for path in system.home.rglob("*") if not path.is_dir()} == before
+
+
+def test_what_has_not_joined_yet_is_removed_too(system: System) -> None:
+    folder = system.home / "ada"
+    folder.mkdir()
+    for name in ("lock", "tls.pem"):
+        (folder / name).touch()
+    assert system.run("uninstall", "--yes", "--state-dir", str(folder)).exit_code == 0
+    assert not folder.exists()
 
 
 def test_one_is_asked_before_anything_goes(system: System) -> None:

@@ -26,8 +26,14 @@ DAEMON = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 STUBBORN = "trap '' TERM; echo $$ >> {pids}; while :; do sleep 1; done"
 
 
-def launcher(grace: float, *command: str) -> tuple[str, ...]:
-    return sys.executable, "-c", LAUNCHER, str(grace), *command
+def launcher(grace: float, *command: str, lacking: str = "") -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-c",
+        LAUNCHER.replace("import signal, sys", f"import signal, sys; {lacking}"),
+        str(grace),
+        *command,
+    )
 
 
 def processes(pids: Path, count: int) -> list[int]:
@@ -64,15 +70,16 @@ def test_what_the_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     assert process.wait(DEADLINE) == 5 and ended(stubborn)
 
 
+@pytest.mark.parametrize("lacking", ["", "del signal.sigtimedwait"], ids=["linux", "macos"])
 @pytest.mark.parametrize("victim", ["daemon", "launcher"])
 def test_all_of_it_ends_when_the_daemon_is_killed_or_the_launcher_is_told_to_end(
-    victim: str, tmp_path: Path
+    victim: str, lacking: str, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
     inner = STUBBORN.format(pids=pids)
     command = ("bash", "-c", f'(setsid sh -c "{inner}" &); sh -c "{inner}"; true')
     grace = 0.1 if victim == "daemon" else 3600.0  # of a daemon that lives, nothing is waited for
-    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, *launcher(grace, *command)])
+    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, *launcher(grace, *command, lacking=lacking)])
     stubborn = processes(pids, 2)
     if victim == "daemon":
         daemon.kill()

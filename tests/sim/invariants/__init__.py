@@ -10,6 +10,9 @@ from sim.invariants.charges import (
 from sim.invariants.charges import (
     only_whose_delta_was_turned_is_an_outlier as only_whose_delta_was_turned_is_an_outlier,
 )
+from sim.invariants.charges import (
+    who_saves_bytes_is_not_waited_for as who_saves_bytes_is_not_waited_for,
+)
 from sim.invariants.commits import check_commit, no_fragment_has_a_step_twice, the_digest_is_the_logs
 from sim.invariants.conduct import decisions_are_made_once_and_of_liars, the_journal_has_every_decision
 from sim.invariants.credit import credit_is_for_what_was_committed
@@ -37,6 +40,7 @@ from sim.invariants.nodes import (
     steps_ahead_are_the_next_ones,
     the_state_stands_still_until_it_is_taken,
     who_departs_takes_nothing_along,
+    who_saves_bytes_exchanges_nothing,
 )
 from sim.invariants.records import (
     never_backwards,
@@ -54,6 +58,7 @@ from sim.invariants.rounds import (
     no_round_waits_for_suspects,
     one_plan_an_attempt,
     one_result_an_attempt,
+    plans_leave_out_who_saves_bytes,
     rounds_close_at_a_quorum,
 )
 from sim.invariants.samples import every_sample_has_one_place, who_left_takes_what_may_be_committed
@@ -109,6 +114,7 @@ __all__ = [
     "the_state_stands_still_until_it_is_taken",
     "verdicts_are_on_the_silent",
     "who_has_a_stream_is_connected",
+    "who_saves_bytes_exchanges_nothing",
 ]
 
 
@@ -127,6 +133,7 @@ def check_written(world: "World", before: State, batch: Batch) -> None:
     members_said_what_is_believed(world, before, after)
     plan = after.round.plan
     if plan is not None:
+        plans_leave_out_who_saves_bytes(after)
         attempts_end_in_time(world, batch)
         if plan is not before.round.plan:
             fences_grow(world, plan.fence)

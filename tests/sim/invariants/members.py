@@ -51,6 +51,9 @@ def members_have_the_runs_state(state: State) -> None:
     hold(members.suspects == suspects, f"{suspects} are suspects, known are {members.suspects}")
     idle = {m.node for m in here if m.rests}
     hold(members.idle == idle, f"{idle} are idle, known are {members.idle}")
+    saving = {m.node for m in here if m.saves_bytes}
+    hold(members.saving == saving, f"{saving} save bytes, known are {members.saving}")
+    hold(all(m.paused for m in here if m.saves_bytes), f"of {saving} not all are paused")
     holding = Counter(m.state_round for m in here)
     hold(members.holding == holding, f"states are held as in {holding}, known is {members.holding}")
     trusted = Counter(m.state for m in here if m.suspected is None)

@@ -77,6 +77,11 @@ def only_committed_work_is_dropped(world: "World", node: "Node", samples: list[i
     hold(not lost, f"{node.me} throws away its steps on {lost}: {why}")
 
 
+def who_saves_bytes_exchanges_nothing(node: "Node") -> None:
+    """A node that saves bytes begins neither a reduce nor a recovery."""
+    hold(not node.silent, f"{node.me} begins an exchange, and saves bytes")
+
+
 def who_departs_takes_nothing_along(node: "Node") -> None:
     """A node that leaves after its commit has no steps that are to be committed yet, unless it may take none that
     would bring them into a round. Those that it took ahead, on top of a state that was not the run's, are lost."""

@@ -128,6 +128,7 @@ def durable(state: State) -> State:
                 step=(0, 0),
                 step_before=(0, 0),
                 says_paused=False,
+                says_saves_bytes=False,
             )
             for n, m in members.items()
         }

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 def rounds_close_at_a_quorum(before: State, after: State) -> None:
-    """A round is closed when its quorum has its inner steps, or has stopped; others may enter at that, and who
-    takes no steps is none of it."""
-    r, there = after.round, min(len(before.round.participants), len(after.round.participants))
+    """A round is closed when its quorum has its inner steps, or has stopped; others may enter at that, also as one
+    leaves, and who takes no steps is none of it."""
+    r, there = after.round, before.round.participants.keys() & after.round.participants.keys()
     if r.phase is Phase.COLLECTING and before.round.phase is Phase.INNER:
         done = r.reached | r.ledger.contributions.keys()
-        idle = after.members.idle.intersection(r.participants) - done
-        need = after.config.rounds.quorum * (there - len(idle))
-        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {there} members")
+        need = after.config.rounds.quorum * len(there - (after.members.idle - done))
+        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {len(there)} members")
 
 
 def no_round_waits_for_suspects(state: State) -> None:
@@ -30,13 +29,21 @@ def no_round_waits_for_suspects(state: State) -> None:
     r = state.round
     if r.phase is not Phase.COLLECTING or r.planned_at is not None:
         return
-    trusted = [n for n in r.participants if state.members.trusted(n)]
+    saving = state.members.saving
+    trusted = [n for n in r.participants if state.members.trusted(n) and n not in saving]
     ready = [n for n in trusted if n in r.ledger.contributions]
     need = max(state.config.rounds.quorum * len(r.participants), min(2, len(r.participants)))
-    reducers = (m for m in state.members.here.values() if m.trusted_as(MemberState.REDUCER))
+    reducers = (m for m in state.members.here.values() if m.trusted_as(MemberState.REDUCER) and not m.paused)
     dialled = any(not state.members.here[n].leaf for n in ready) or any(reducers)
     enough = len(ready) >= max(need, state.config.members.minimum) and dialled
     hold(not enough or len(ready) < len(trusted), f"round {r.number} has all that it can wait for, and waits")
+
+
+def plans_leave_out_who_saves_bytes(state: State) -> None:
+    """Nobody who exchanges nothing, as it says, is a part of an attempt."""
+    here = {e.node for e in state.round.ledger.entries if not e.gone}
+    wrong = here & state.members.saving
+    hold(not wrong, f"{wrong} save bytes, and are in {state.round.plan and state.round.plan.fence}")
 
 
 def fences_grow(world: "World", fence: Fence) -> None:
@@ -74,10 +81,11 @@ def one_result_an_attempt(world: "World", round_: int, since: int, chunk: int, p
 
 
 def attempts_end_in_time(world: "World", batch: Batch) -> None:
-    """No attempt is in force for longer than it may."""
+    """No attempt is in force for longer than it may: it has its time until all is sealed, and as much until all is
+    held."""
     plan, limit = batch.state.round.plan, world.config.rounds.reduce_timeout
     assert plan is not None
-    took = batch.now - plan.opened_at
+    took = batch.now - plan.stage_at
     if batch.state.round.audits:  # each of their auditors has its own time
         return
-    hold(took < limit + 1.0, f"{plan.fence} is in force for {took:.1f} s of {limit:g}")
+    hold(took < limit + 1.0, f"{plan.fence} waits for {took:.1f} s of {limit:g}")

@@ -11,6 +11,13 @@ MACHINE, VOICES = C + "state_machine/audit.py", C + "state_machine/audit_voices.
 
 MUTATIONS = [
     Mutation(
+        "who is too slow for an audit is named for it",
+        C + "state_machine/audit.py",
+        "return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds",
+        "return False",
+        "tests/coordinator/state_machine/test_audit.py",
+    ),
+    Mutation(
         "the commit waits for no audit",
         C + "state_machine/reduce.py",
         "if everywhere and not r.audits:",
@@ -107,8 +114,8 @@ MUTATIONS = [
     Mutation(
         "who was silent is named as before",
         MACHINE,
-        "mute = [n for n in by_lot if _was_silent(state, n)]",
-        "mute = list[NodeId]()",
+        "if _was_silent(state, n) or _is_too_slow(state, audit, n)]",
+        "if _is_too_slow(state, audit, n)]",
         AUDIT,
     ),
     Mutation(

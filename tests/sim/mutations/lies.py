@@ -2,11 +2,33 @@
 
 from sim.mutations.mutation import C, Mutation
 
+SLOW = "tests/coordinator/state_machine/test_slow_links.py"
 LIES = "tests/coordinator/state_machine/test_lies.py"
 NORMS = "tests/coordinator/state_machine/test_norms.py"
 SCORES = "tests/coordinator/state_machine/test_delta_scores.py"
 
 MUTATIONS = [
+    Mutation(
+        "all wait for who says that its link is slow",
+        C + "state_machine/step.py",
+        "state, members = slow_links.in_turn(rounds.go_on_without(state, out), members, out)",
+        "state = rounds.go_on_without(state, out)",
+        SLOW,
+    ),
+    Mutation(
+        "who was left out for its slow link is in the next attempt",
+        C + "state_machine/reduce.py",
+        "if state.members.trusted(n) and n not in r.slow)",
+        "if state.members.trusted(n))",
+        SLOW,
+    ),
+    Mutation(
+        "a slow member never has its turn",
+        C + "state_machine/slow_links.py",
+        "may = turns * max(",
+        "may = max(",
+        SLOW,
+    ),
     Mutation(
         "a node's word on its own link is believed",
         C + "state_machine/members.py",
@@ -129,8 +151,8 @@ MUTATIONS = [
     Mutation(
         "nobody looks where deltas point",
         C + "state_machine/reduce.py",
-        "            state = charge_outliers(broken_paths.remember(state, out), out)\n",
-        "            state = broken_paths.remember(state, out)\n",
+        "            state = charge_outliers(state, out)\n",
+        "",
         SCORES,
     ),
     Mutation(

@@ -7,6 +7,20 @@ CONTROL, LINKS = "tests/comm/allreduce/test_control_frames.py", "tests/comm/tran
 
 MUTATIONS = [
     Mutation(
+        "who sends its contributions one after the other is never late",
+        "comm/allreduce/late_peers.py",
+        "if 0 < self._patience < held_up:",
+        "if False:",
+        LATE,
+    ),
+    Mutation(
+        "who was asleep says that others held it up",
+        "comm/allreduce/late_peers.py",
+        "min(max(now - self._looked_at, 0.0), MAX_LOOK_SECONDS), now",
+        "max(now - self._looked_at, 0.0), now",
+        LATE,
+    ),
+    Mutation(
         "a silent peer is never lost",
         "comm/allreduce/late_peers.py",
         "if silence > deadlines.lost_after:",

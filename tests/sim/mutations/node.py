@@ -5,6 +5,20 @@ from sim.mutations.mutation import NODE, C, Mutation, N
 MUTATIONS = [
     # The node
     Mutation(
+        "a state that was replaced in part is said to be whole",
+        N + "state_machine/step.py",
+        "whole = by is not Move.REPLACE",
+        "whole = True",
+        NODE,
+    ),
+    Mutation(
+        "a node lets others believe that it has what it gave up",
+        N + "state_machine/step.py",
+        "        out.append(ReportState(at.round, NO_STATE))",
+        "        pass",
+        NODE,
+    ),
+    Mutation(
         "a paused node takes a new order",
         N + "state_machine/step.py",
         "    if state.paused:\n        return state\n",
@@ -90,14 +104,14 @@ MUTATIONS = [
     Mutation(
         "a node that rejoins does not say what it holds",
         N + "state_machine/step.py",
-        "    if isinstance(state.outer, At):\n        out.append(ReportState",
+        "    if isinstance(state.outer, At) and state.outer.digest:\n        out.append(ReportState",
         "    if False:\n        out.append(ReportState",
         NODE,
     ),
     Mutation(
         "a wrong state is kept",
         N + "state_machine/step.py",
-        "state.outer.round != view.committed or _differs(state.outer, view):",
+        "state.outer.round != view.committed or _is_wrong(state.outer, view):",
         "state.outer.round != view.committed:",
         8,
     ),

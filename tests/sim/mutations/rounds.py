@@ -3,6 +3,13 @@
 from sim.mutations.mutation import SCENARIOS, C, Mutation
 
 MUTATIONS = [
+    Mutation(
+        "a round stands still for a quarter of its inner time",
+        C + "state_machine/rounds.py",
+        "share = min(rounds.grace, MAX_COLLECT_SHARE)",
+        "share = rounds.grace",
+        "tests/coordinator/state_machine/test_misconduct.py",
+    ),
     # Rounds
     Mutation(
         "a contribution to another round counts",
@@ -39,7 +46,7 @@ MUTATIONS = [
     Mutation(
         "a round waits for who takes no steps",
         C + "state_machine/rounds.py",
-        "n = len(r.participants) - len(_idle(state)) - len(_unstepped(state, waited_for))",
+        "n = counted(state) - len(_unstepped(state, waited_for))",
         "n = len(r.participants)",
         SCENARIOS,
     ),
@@ -60,8 +67,8 @@ MUTATIONS = [
     Mutation(
         "who is no longer paused is waited for before it has taken a step",
         C + "state_machine/members.py",
-        "says_paused=False, idle=True,",
-        "says_paused=False, idle=False,",
+        "rest = replace(rest, idle=True, stepped=False",
+        "rest = replace(rest, idle=False, stepped=False",
         SCENARIOS,
     ),
     Mutation(

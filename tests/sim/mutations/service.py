@@ -225,6 +225,20 @@ MUTATIONS = [
         "tests/coordinator/service/test_sessions.py",
     ),
     Mutation(
+        "who is out for a while is refused as one that is banned",
+        C + "service/refusals.py",
+        " if record.ban is not None else RefusedForNow(sentence)",
+        "",
+        "tests/coordinator/service/test_pardons.py",
+    ),
+    Mutation(
+        "a node takes a no that passes for one that stays",
+        "node/control/refusals.py",
+        "return RefusedForNow(sentence)",
+        "return Refused(sentence)",
+        "tests/node/daemon/test_entrance.py",
+    ),
+    Mutation(
         "a hello in another member's name is taken for its",
         "comm/transport/key_ring.py",
         "if not verify(public, signature, PURPOSE, nonce, pin.encode(), hello):",

@@ -89,7 +89,7 @@ class Found:
     @property
     def exposed(self) -> float:
         """Share of the nodes' time in which they wait for the network, or for one another."""
-        return 1.0 - self.meter["inner"] / sum(self.meter.values())
+        return 1.0 - (self.meter["inner"] + self.meter.get("open", 0.0)) / sum(self.meter.values())
 
 
 @click.command()
@@ -157,7 +157,13 @@ def observed(run: Run, way: Way, asked: float, config: RunConfig, cap: float, ro
         if not (seen := run.run()) or seen["goodput_seconds"] == last["goodput_seconds"]:
             continue  # the page is made a few times a second
         spent = spent_since(last, seen)
-        moments.append((time.monotonic() - first, seen["phase"], spent["inner"] / sum(spent.values())))
+        moments.append(
+            (
+                time.monotonic() - first,
+                seen["phase"],
+                (spent["inner"] + spent.get("open", 0.0)) / sum(spent.values()),
+            )
+        )
         paces += [member["tokens_per_s"] for member in seen["members"] if member["tokens_per_s"]]
         last = seen
     counted = range(begin["committed"] + 1, begin["committed"] + rounds + 1)

@@ -18,7 +18,7 @@ from atoll.node.simulate.conditions import Conditions
 RUN = Path(__file__).parent / "run.yaml"
 ALGORITHM = 1  # raise it when the same config gives other figures: all is run again then
 NODES = 4
-NAMED = ("name", "members", "checkpoint", "security", "wandb")  # sections that no figure depends on
+NAMED = ("name", "members", "checkpoint", "security", "wandb", "figures")  # sections that no figure depends on
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+// Elements of the document. What others said (names, sentences) becomes text, never markup.
+const byId = id => document.getElementById(id);
+
+function text(node, value) {
+  if (node.textContent !== value) node.textContent = value;
+  return node;
+}
+
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "class") made.className = value;
+    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) made.setAttribute(name, value);
+  }
+  made.append(...children.filter(child => child != null));
+  return made;
+}
+
+// As many children as needed; those that are there are used again.
+function children(parent, count, make) {
+  while (parent.children.length > count) parent.lastElementChild.remove();
+  while (parent.children.length < count) parent.append(make());
+  return parent.children;
+}
+
+// A cell's text, and beneath it a smaller line.
+function cell(td, value, note = "", kind = "") {
+  let link = td.firstElementChild;
+  if (link && link.tagName === "A") text(link, value);
+  else if (note || td.childElementCount) {
+    if (!td.querySelector("span")) td.replaceChildren(element("span"));
+    text(td.querySelector("span"), value);
+  } else return text(td, value);
+  let small = td.querySelector("small");
+  if (note && !small) td.append(small = element("small"));
+  if (small) {
+    text(small, note);
+    if (small.className !== kind) small.className = kind;
+    small.hidden = !note;
+  }
+  return td;
+}
+
+function table(body, items, columns, fill) {
+  const rows = children(body, items.length, () => element("tr", {}, ...columns.map(kind => element("td", { class: kind }))));
+  items.forEach((item, i) => fill(item, rows[i].cells, rows[i]));
+}
+
+function fact(list, name, value) {
+  list.append(element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+}
+
+function nodeLink(id, name) {
+  return element("a", { href: `#/node/${encodeURIComponent(id)}` }, name === id ? name : `${name} (${id})`);
+}
+
+function swatch(kind) {
+  return element("span", { class: `swatch ${kind}`, "aria-hidden": "true" });
+}
+
+// Do `what` once calls have ceased for so many milliseconds.
+function settled(what, ms) {
+  let timer = 0;
+  return (...given) => { clearTimeout(timer); timer = setTimeout(() => what(...given), ms); };
+}

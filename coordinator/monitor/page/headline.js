@@ -1,0 +1,51 @@
+// The run in figures, its phase and why, and what the last round was like.
+const FIGURES = ["Loss", "Tokens", "Tokens a second", "Goodput", "Finished", "Round"];
+const figures = Object.fromEntries(FIGURES.map(name => {
+  const value = element("span"), note = element("small");
+  byId("figures").append(element("div", {}, element("dt", {}, name), element("dd", {}, value, note)));
+  return [name, { value, note }];
+}));
+
+function figure(name, value, note = "") {
+  text(figures[name].value, value);
+  text(figures[name].note, note);
+}
+
+function showHeadline(run) {
+  document.title = `Atoll: ${run.run_id}`;
+  text(byId("name"), `Atoll: ${run.run_id}`);
+  const { pace } = run, done = run.phase === "finished";
+  const useful = (run.goodput.inner ?? run.goodput.inner_committed ?? 0);
+  if (run.val_loss != null) figure("Loss", digits(run.val_loss), `validation, nats a token${run.train_loss == null ? "" : `; train ${digits(run.train_loss)}`}`);
+  else figure("Loss", digits(run.train_loss) || "not measured", run.train_loss == null ? "" : "train, nats a token");
+  figure("Tokens", short(run.tokens), count(run.tokens));
+  figure("Tokens a second", pace.tokens_per_s == null ? "not known" : short(pace.tokens_per_s), "committed, in the latest rounds");
+  figure("Goodput", percent(useful), "of the nodes' time was training that counts");
+  if (done) figure("Finished", "done", run.last_commit_at ? moment(run.last_commit_at) : "");
+  else if (pace.seconds_left != null) figure("Finished", `in ${span(pace.seconds_left)}`, `${soon(run.ends_at)}, at ${span(pace.round_s)} a round`);
+  else figure("Finished", run.rounds_total ? "not known yet" : "open end", run.rounds_total ? "" : "the run has no last round");
+  figure("Round", run.rounds_total ? `${count(run.round)} of ${count(run.rounds_total)}` : count(run.round), plural(run.committed, "round") + " committed");
+  text(byId("phase"), `Round ${run.round}: ${run.phase}. ${sentence(run.phase_reason)}${awaits(run)}${run.draining ? " The coordinator is stopping for a while." : ""}`);
+  showLastRound(run.last_round);
+}
+
+const sentence = words => words ? `${words[0].toUpperCase()}${words.slice(1)}.` : "";
+
+function awaits(run) {
+  const names = run.awaited;
+  if (!names.length) return "";
+  return ` The round waits for ${names.slice(0, 5).join(", ")}${names.length > 5 ? ` and ${names.length - 5} more` : ""}.`;
+}
+
+function showLastRound(last) {
+  const place = byId("last-round");
+  place.hidden = !last;
+  if (!last) return;
+  const link = place.firstElementChild || place.appendChild(element("a"));
+  link.href = `#/round/${last.round}`;
+  text(link, `Round ${count(last.round)}`);
+  const rest = place.childNodes[1] || place.appendChild(document.createTextNode(""));
+  const usual = last.usual ? ` (usually ${span(last.usual)})` : "";
+  const said = ` took ${span(last.seconds)}${usual}. ${last.why}`;
+  if (rest.data !== said) rest.data = said;
+}

@@ -1,0 +1,170 @@
+"""A round as people ask about it: where each node's time went, who was slow and by how much, and why it took long.
+Pure: from the round's record, and from what rounds usually take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from atoll.comm.durations import in_words
+from atoll.comm.ids import NodeId
+from atoll.coordinator.history.series import PHASES, SeriesTable
+from atoll.coordinator.state_machine.events import CommitRecord
+
+USUAL_ROUNDS = 32  # before a round, of whose phases the median is the usual time
+LONG = 1.25  # times the usual, from which on a round took long
+SLOW_PACE = 1.5  # times slower than the median, from which on a node is named: training,
+SLOW_LINK = 2.0  # and its link
+# Buckets of where a node's time went (`record.spent`), by what the waterfall draws.
+PARTS: dict[str, tuple[str, ...]] = {
+    "inner": ("inner", "lost", "open"),
+    "wait": ("waiting",),
+    "exchange": ("sync",),
+    "recovery": ("recovering", "starting"),
+    "paused": ("paused",),
+    "down": ("down",),
+}
+WORDS = {"inner": "training", "collect": "closing", "reduce": "the exchange", "commit": "the commit"}
+
+
+@dataclass(frozen=True, slots=True)
+class UsualTimes:
+    """What the rounds before one took; 0: not known."""
+
+    phases: Mapping[str, float]  # seconds, medians
+    wall: float  # seconds from one commit to the next, median
+    took: float  # the same, of the round itself
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """A node that was slower than others."""
+
+    node: NodeId
+    name: str
+    what: str  # "training", "link", "left out" or "lost in the exchange"
+    times: float  # slower than the median; 0: that is no measure of it
+    sentence: str
+
+
+def usual_times(series: SeriesTable, record: CommitRecord) -> UsualTimes:
+    """What the rounds before this one took, and it itself."""
+    rounds, at, *spent = series.columns("round", "committed_at", *PHASES)
+    end = int(np.searchsorted(rounds, record.round))
+    start = max(end - USUAL_ROUNDS, 0)
+    phases = {
+        phase: float(np.median(column[start:end])) if end > start else 0.0
+        for phase, column in zip(PHASES, spent, strict=True)
+    }
+    known = at[start:end][at[start:end] > 0]
+    walls = np.diff(known)
+    took = max(record.committed_at - float(known[-1]), 0.0) if len(known) and record.committed_at else 0.0
+    return UsualTimes(phases, float(np.median(walls)) if len(walls) else 0.0, took)
+
+
+def name_of(record: CommitRecord, node: NodeId) -> str:
+    return record.names.get(node, node)
+
+
+def waterfall(record: CommitRecord) -> list[dict[str, Any]]:
+    """The seconds of each node in each part of the round, those that trained longest first. `estimated`: by its
+    tokens and its pace, because the record does not say it."""
+    training, closing = (record.seconds.get(phase, 0.0) for phase in ("inner", "collect"))
+    exchange = record.seconds.get("reduce", 0.0) + record.seconds.get("commit", 0.0)
+    rows = list[dict[str, Any]]()
+    for node in dict.fromkeys((*record.members, *record.contributors, *record.spent)):
+        if (of := record.spent.get(node)) is not None:
+            parts = {part: sum(of.get(bucket, 0.0) for bucket in buckets) for part, buckets in PARTS.items()}
+        else:
+            pace = record.figures[node].tokens_per_s if node in record.figures else 0.0
+            weight = record.contributors.get(node)
+            inner = training if weight is None or not pace else min(weight / pace, training + closing)
+            parts = {"inner": inner, "wait": training + closing - inner, "exchange": exchange}
+        rows.append(
+            {
+                "node_id": node,
+                "name": name_of(record, node),
+                "contributed": node in record.contributors,
+                "estimated": of is None,
+                **{part: round(seconds, 3) for part, seconds in parts.items()},
+            }
+        )
+    return sorted(rows, key=lambda row: -row["inner"])
+
+
+def slow_nodes(record: CommitRecord) -> list[Slowness]:
+    """The nodes that were slower than the others in this round or did not make it, the worst first."""
+    found = list[Slowness]()
+
+    def add(node: NodeId, what: str, times: float, sentence: str) -> None:
+        name = name_of(record, node)
+        found.append(Slowness(node, name, what, times, f"{name} {sentence}"))
+
+    paces = {n: f.tokens_per_s for n, f in record.figures.items() if f.tokens_per_s > 0}
+    for node, own, usual in _below_median(paces, SLOW_PACE):
+        waits = record.figures[node].data_wait
+        data = f", and waited for data {waits:.0%} of that time" if waits > 0.1 else ""
+        add(
+            node,
+            "training",
+            usual / own,
+            f"trained {usual / own:.1f} times slower than usual ({own:,.0f} of {usual:,.0f} tokens/s){data}",
+        )
+    for at, way in enumerate(("sends", "receives")):
+        rates = {n: rate[at] for n, rate in record.rates.items() if rate[at] > 0}
+        for node, own, usual in _below_median(rates, SLOW_LINK):
+            add(
+                node,
+                "link",
+                usual / own,
+                f"{way} {usual / own:.1f} times slower than usual ({own / 1e6:,.1f} of {usual / 1e6:,.1f} MB/s)",
+            )
+    lost = {node for nodes in record.lacking.values() for node in nodes}
+    for node in sorted(lost, key=str):
+        chunks = sum(node in nodes for nodes in record.lacking.values())
+        add(node, "lost in the exchange", 0.0, f"did not get {chunks:,} chunks of its delta to their owners")
+    for node in record.members:
+        if node not in record.contributors and node in record.names and not _only_reduces(record, node):
+            add(node, "left out", 0.0, "was in the round and contributed nothing")
+    return sorted(found, key=lambda s: -s.times)
+
+
+def _only_reduces(record: CommitRecord, node: NodeId) -> bool:
+    """Whether it owned chunks without having trained, as reducers do."""
+    return node in record.shares and node not in record.figures
+
+
+def _below_median(values: Mapping[NodeId, float], times: float) -> list[tuple[NodeId, float, float]]:
+    """Who is that many times below the median: node, its value, the median."""
+    usual = median(values.values()) if values else 0.0
+    return [(node, own, usual) for node, own in values.items() if own * times <= usual]
+
+
+def verdict_of(record: CommitRecord) -> str:
+    """The run's own verdict on who made the round slow, or fail; empty: there is none."""
+    return record.verdict.sentence if record.verdict is not None else ""
+
+
+def why(record: CommitRecord, usual: UsualTimes) -> str:
+    """Why the round took as long as it did, in a sentence or two."""
+    if record.void:
+        return record.reason
+    if verdict := verdict_of(record):
+        return verdict
+    spent = {phase: record.seconds.get(phase, 0.0) for phase in PHASES}
+    idle = max(usual.took - sum(spent.values()), 0.0)
+    took = usual.took or sum(spent.values())
+    if not usual.wall or took < LONG * usual.wall:
+        return f"It took about as long as usual; {record.reason}." if usual.wall else f"{record.reason}."
+    more = {phase: spent[phase] - usual.phases[phase] for phase in PHASES}
+    more["idle"] = idle - max(usual.wall - sum(usual.phases.values()), 0.0)
+    most = max(more, key=lambda phase: more[phase])
+    if most == "idle":
+        return f"Before it the run stood still for {in_words(idle)}; {record.reason}."
+    said = f"{WORDS[most].capitalize()} took {in_words(spent[most])}, {in_words(more[most])} longer than usual"
+    slow = slow_nodes(record)
+    blamed = [s for s in slow if (s.what in ("training", "left out")) is (most in ("inner", "collect"))]
+    because = f": {blamed[0].sentence}" if blamed else ""
+    return f"{said}{because}; {record.reason}."

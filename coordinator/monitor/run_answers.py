@@ -1,0 +1,323 @@
+"""The answers about a run, living or recorded, as plain objects for JSON: what `web` serves and the terminal
+shows.
+
+Calls block: they read records, and are made in a thread. Every answer is bounded in bytes and in work. Raises
+`ValueError` for a question that makes no sense, `NotThere` for what is not there, and `ResourceError`.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, fields
+from itertools import islice
+from math import inf, isnan
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from atoll.comm.errors import AtollError
+from atoll.comm.ids import NodeId
+from atoll.coordinator.history.record_codec import RecordView
+from atoll.coordinator.history.series import SeriesTable
+from atoll.coordinator.monitor import round_story
+from atoll.coordinator.monitor.contributions import DEFAULT_ACCOUNTS, MAX_ACCOUNTS
+from atoll.coordinator.monitor.curves import CurvesAsked, curves, names_asked
+from atoll.coordinator.monitor.event_search import DEFAULT_EVENTS, MAX_EVENTS, MAX_SEARCH, found_events
+from atoll.coordinator.monitor.links import links
+from atoll.coordinator.monitor.members import mark_slow
+from atoll.coordinator.monitor.node_story import MAX_POINTS, node_series, rounds_to_read
+from atoll.coordinator.monitor.pace import pace_of
+from atoll.coordinator.monitor.recorded import RecordedRun, recorded_snapshot
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
+
+DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
+MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
+RECENT_EVENTS = 60  # that a look back at the run has
+ROUND_EVENTS = 100  # that a round's own answer has
+NODE_EVENTS, NODE_NOTES = 50, 5000  # that a node's has; notes that are looked at for them
+RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
+Answer = dict[str, Any]
+Query = Mapping[str, str]
+
+
+class Records(Protocol):
+    """All records of a run, to read. All calls block, and may raise `ResourceError`."""
+
+    def iter_rounds(self, since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]: ...
+    def iter_notes(self, before: float = inf) -> Iterator[tuple[float, Note]]: ...
+    def decisions(self) -> list[tuple[float, Decision]]: ...
+    def series(self) -> SeriesTable: ...
+    def views(self, rounds: Sequence[int]) -> Iterator[RecordView]: ...
+
+
+class RunSource(Protocol):
+    """A run to show: a living one (`http`) or a recorded one (`replay`)."""
+
+    @property
+    def records(self) -> Records: ...
+
+    @property
+    def live(self) -> bool:
+        """Whether it goes on."""
+        ...
+
+    def facts(self) -> RecordedRun:
+        """What is known beside the records."""
+        ...
+
+    def snapshot(self) -> Answer | None:
+        """The run now, in the event loop's thread; None: as of its last record."""
+        ...
+
+    def pending(self) -> CommitRecord | None:
+        """The record of the last commit, while it is not complete and not among `records` yet."""
+        ...
+
+    def at_work(self) -> dict[str, float]:
+        """Tokens a second of each node, when it last trained."""
+        ...
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        ...
+
+    def round_trips(self) -> dict[NodeId, dict[NodeId, float]]:
+        """Seconds between members, as far as they are known."""
+        ...
+
+    def contributions(self, limit: int, offset: int) -> Answer:
+        """Who contributed how much: so many accounts of owners and of nodes, behind the first `offset`; blocks."""
+        ...
+
+    def account(self, node: NodeId) -> Answer | None:
+        """What one node contributed; None: it has no account. Blocks."""
+        ...
+
+    def over(self) -> bool:
+        """Whether the process is about to end: streams end."""
+        ...
+
+
+class NotThere(AtollError):
+    """What is asked for is not there; a sentence."""
+
+
+class RunAnswers:
+    """The answers about one run. `query`: what was asked, by names."""
+
+    def __init__(self, source: RunSource) -> None:
+        self._source, self._records = source, source.records
+        self._told: tuple[int, Answer] | None = None  # the last round, and its story
+
+    @property
+    def last(self) -> int:
+        """The last round that is recorded; 0: none."""
+        return self._records.series().last
+
+    def current(self, said: Answer | None, at_work: Mapping[str, float]) -> Answer:
+        """The run now: what its source says (`RunSource.snapshot`), completed by what follows from the records."""
+        last = self._records.series().last
+        if said is None:
+            return self.past(last)
+        pending = self._source.pending()
+        return self._with_story(said, at_work, self._source.now(), last, pending)
+
+    def look_back(self, query: Query) -> Answer:
+        """The run when `round` K was committed."""
+        return self.past(_number(query, "round", 0))
+
+    def past(self, number: int) -> Answer:
+        """The run when round `number` was committed, or the last before. Raises `NotThere`."""
+        rounds, at, losses = self._records.series().columns("round", "committed_at", "val_loss")
+        end = int(np.searchsorted(rounds, number, "right"))
+        if not end:
+            raise NotThere(f"there is no round {number} yet" if len(rounds) else "no round is recorded yet")
+        record = self._record(int(rounds[end - 1]))
+        known = np.flatnonzero(np.isfinite(losses[:end]))
+        loss = float(losses[known[-1]]) if len(known) else None
+        said = recorded_snapshot(self._source.facts(), record, int(rounds[-1]), loss)
+        said["events"] = found_events(self._records.iter_notes(record.committed_at + 1e-3), limit=RECENT_EVENTS)[
+            "events"
+        ][::-1]
+        return self._with_story(said, {}, float(at[end - 1]), record.round)
+
+    def _with_story(
+        self,
+        said: Answer,
+        at_work: Mapping[str, float],
+        now: float,
+        upto: int,
+        pending: CommitRecord | None = None,
+    ) -> Answer:
+        """The answer, with what follows from the records: pace, losses, the last round's story, who is slow."""
+        series = self._records.series()
+        finished = said["phase"] == "finished"
+        newest = pending if pending is not None and pending.round > upto else None
+        pace = pace_of(series, said["rounds_total"], now, upto, newest)
+        rounds, at, losses = series.columns("round", "committed_at", "train_loss")
+        end = int(np.searchsorted(rounds, upto, "right"))
+        known = np.flatnonzero(np.isfinite(losses[:end]))
+        loss = float(losses[known[-1]]) if len(known) else None
+        last = newest.round if newest is not None else int(rounds[end - 1]) if end else 0
+        mark_slow(said["members"], at_work)
+        return said | {
+            "now": now,
+            "live": self._source.live,
+            "train_loss": newest.train_loss if newest is not None else loss,
+            "pace": asdict(pace) | {"seconds_left": 0.0 if finished else pace.seconds_left},
+            "ends_at": None if finished or pace.seconds_left is None else now + pace.seconds_left,
+            "first_commit_at": float(at[0]) if len(at) else None,
+            "last_commit_at": newest.committed_at if newest is not None else float(at[end - 1]) if end else None,
+            "last_round": self._last_round(last) if last else None,
+            "last_recorded": int(rounds[-1]) if len(rounds) else 0,
+        }
+
+    def _last_round(self, number: int) -> Answer | None:
+        if self._told is None or self._told[0] != number:
+            try:
+                record = self._record(number)
+            except NotThere:
+                return None
+            usual = round_story.usual_times(self._records.series(), record)
+            self._told = (
+                number,
+                {
+                    **{
+                        "round": number,
+                        "seconds": usual.took or sum(record.seconds.values()),
+                        "usual": usual.wall,
+                    },
+                    **{"why": round_story.why(record, usual), "verdict": round_story.verdict_of(record)},
+                },
+            )
+        return self._told[1]
+
+    def rounds(self, query: Query) -> bytes:
+        """Commit records as JSON: of the rounds after `since`, `limit` of them, with these `fields`."""
+        since, limit = _number(query, "since", 0), _number(query, "limit", DEFAULT_RECORDS)
+        if not limit:
+            raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_RECORDS}")
+        asked = query.get("fields", "")
+        wanted = dict.fromkeys(asked.split(",")) if asked else RECORD_FIELDS
+        if odd := sorted(wanted.keys() - RECORD_FIELDS.keys()):
+            raise ValueError(f"a record has no {odd[0][:40]!r}")
+        return self._rounds(since, min(limit, MAX_RECORDS), tuple(wanted))
+
+    def _rounds(self, since: int, limit: int, wanted: tuple[str, ...]) -> bytes:
+        """These fields of the commit records after `since`, as a JSON list: of the first `limit`, or of as many as
+        `MAX_ANSWER_BYTES` allow."""
+        answer, length = list[bytes](), 0
+        with closing(self._records.iter_rounds(since, limit)) as found:
+            for record in found:
+                answer.append(msgspec.json.encode({name: getattr(record, name) for name in wanted}))
+                length += len(answer[-1])
+                if length >= MAX_ANSWER_BYTES:
+                    break
+        return b"[" + b",".join(answer) + b"]"
+
+    def _record(self, number: int) -> CommitRecord:
+        """Raises `NotThere`."""
+        record = next(iter(self._records.iter_rounds(number - 1, 1)), None) if number > 0 else None
+        if record is None and (record := self._source.pending()) is not None and record.round != number:
+            record = None
+        if record is None or record.round != number:
+            raise NotThere(f"there is no record of round {number}")
+        return record
+
+    def round(self, query: Query) -> Answer:
+        """One round: `round` K. Its record, and the story that it tells."""
+        record = self._record(_number(query, "round", 0))
+        usual = round_story.usual_times(self._records.series(), record)
+        since = record.committed_at - max(usual.took, sum(record.seconds.values()))
+        notes = self._records.iter_notes(record.committed_at + 1.0)
+        return {
+            "record": record,
+            "seconds": usual.took or sum(record.seconds.values()),
+            "usual": usual,
+            "why": round_story.why(record, usual),
+            "verdict": round_story.verdict_of(record),
+            "waterfall": round_story.waterfall(record),
+            "slow": round_story.slow_nodes(record),
+            "events": found_events(notes, after=since, limit=ROUND_EVENTS)["events"],
+            "last": self._records.series().last,
+        }
+
+    def series(self, query: Query) -> Answer:
+        """Curves: `names` over `x`, `from` and `to` of it, of `points` points."""
+        asked = CurvesAsked(
+            x=query.get("x", "round"),
+            names=tuple(names_asked(query.get("names", ""))),
+            start=_real(query, "from"),
+            end=_real(query, "to"),
+            points=_number(query, "points", CurvesAsked().points),
+        )
+        return curves(self._records.series(), asked)
+
+    def node(self, query: Query) -> Answer:
+        """One node: `node` ID, in the rounds `from` to `to`, of which `points` are looked at."""
+        node = NodeId(query.get("node", ""))
+        last = self._records.series().last
+        first = max(_number(query, "from", max(last - MAX_POINTS + 1, 1)), 1)
+        end = min(_number(query, "to", last), last)
+        rounds = rounds_to_read(first, end, _number(query, "points", MAX_POINTS))
+        series, name = node_series(self._records.views(rounds), node)
+        held = [(at, d) for at, d in self._records.decisions() if d.node == node]
+        account = self._source.account(node)
+        known = node in self._source.facts().nodes or any(b is not None for b in series["bytes_up"])
+        if account is None and not held and not known:
+            raise NotThere(f"no node {node[:40]!r} is known")
+        notes = islice(self._records.iter_notes(), NODE_NOTES)
+        return {
+            "node_id": node,
+            "name": name or (account["name"] if account else held[-1][1].name if held else ""),
+            "account": account,
+            "series": series,
+            "evidence": [{"at": at} | msgspec.to_builtins(d) for at, d in held[-NODE_EVENTS:]],
+            "events": [
+                {"at": at, "node": note.node, "sentence": note.sentence} for at, note in notes if note.node == node
+            ][:NODE_EVENTS],
+        }
+
+    def events(self, query: Query) -> Answer:
+        """What was noted `after` a time and `before` another, with all words of `search`; `limit` of it."""
+        before, after = _real(query, "before"), _real(query, "after")
+        limit = min(max(_number(query, "limit", DEFAULT_EVENTS), 1), MAX_EVENTS)
+        notes = self._records.iter_notes(inf if before is None else before)
+        return found_events(notes, query.get("search", "")[:MAX_SEARCH], after or 0.0, limit)
+
+    def links(self, query: Query) -> Answer:
+        """Regions and links now, or as the plan of `round` had them."""
+        number = _number(query, "round", 0) or self._records.series().last
+        record = self._record(number) if number else None
+        return links(record, {} if "round" in query else self._source.round_trips())
+
+    def contributions(self, query: Query) -> Answer:
+        """The accounts of owners and nodes: `limit` of each, behind the first `offset`. Raises `ValueError`."""
+        limit = _number(query, "limit", DEFAULT_ACCOUNTS)
+        if not limit:
+            raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_ACCOUNTS}")
+        return self._source.contributions(limit, _number(query, "offset", 0))
+
+
+def _number(query: Query, name: str, default: int) -> int:
+    """The number of this name. Raises `ValueError` with a sentence."""
+    return _whole(query.get(name, str(default)), name)
+
+
+def _whole(given: str, name: str) -> int:
+    if not (given.isascii() and given.isdecimal()) or len(given) > 18:
+        raise ValueError(f"{name}={given[:40]!r} is not a number")
+    return int(given)
+
+
+def _real(query: Query, name: str) -> float | None:
+    given = query.get(name, "")
+    if not given:
+        return None
+    try:
+        value = float(given) if len(given) <= 40 else float("nan")
+    except ValueError:
+        value = float("nan")
+    if isnan(value):
+        raise ValueError(f"{name}={given[:40]!r} is not a number")
+    return value

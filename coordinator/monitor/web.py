@@ -1,0 +1,213 @@
+"""The read-only web face of a run, living or recorded: the page for people, JSON for scripts and for the page.
+
+    GET /                     the page
+    GET /api/run[?round=K]    the run now, or when round K was committed
+    GET /api/stream           the same as it changes, as server-sent events (`snapshot_feed`)
+    GET /api/rounds           commit records
+    GET /api/round/K          one, with where its time went and why it took long
+    GET /api/series           curves over all rounds, for a picture
+    GET /api/node/ID          a node, its curves, and what is held against it
+    GET /api/events           what was noted, by time and words
+    GET /api/links            regions, rates and round trips
+    GET /api/contributions    who contributed how much
+
+Nothing here changes the run. Every answer is bounded in bytes and in work; one is put together at a time, in one
+thread, because writes of the journal need a core, too. What is asked too much of is refused with a sentence.
+"""
+
+import asyncio
+import gzip
+import secrets
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from atoll.comm.errors import AtollError
+from atoll.coordinator.monitor.page_file import page_file
+from atoll.coordinator.monitor.run_answers import Answer, NotThere, Query, RunAnswers, RunSource
+from atoll.coordinator.monitor.snapshot_feed import SnapshotFeed
+
+SNAPSHOT_TTL = 0.2  # seconds that an answer of /api/run is good for
+STREAM_INTERVAL = 1.0  # seconds between two changes of a stream, at least
+STREAM_SECONDS = 45.0  # of a stream; then the page comes again: the door ends a connection after 60
+QUIET_SECONDS = 15.0  # without a word on a stream, after which one says that it is still there
+RECONNECT_MS = 500  # after which a page comes again
+MAX_LISTENERS = 24  # of the stream at a time; the door has 64 places
+PACK_FROM = 1400  # bytes of an answer, from which on it is compressed for who takes that
+PACK_LEVEL = 4
+
+
+class RunWeb:
+    """The answers of one run."""
+
+    def __init__(self, source: RunSource) -> None:
+        self._source, self._answers = source, RunAnswers(source)
+        self._reading = asyncio.Semaphore()
+        self._snapshot: tuple[float, Answer, bytes] | None = None  # when it was made
+        self._snapshotting = asyncio.Lock()
+        self._feed = SnapshotFeed(secrets.token_hex(4))
+        self._fed = asyncio.Event()  # replaced at each change
+        self._feeding: asyncio.Task[None] | None = None
+        self._listeners = 0
+        self._look_back = self._in_thread(self._answers.look_back)
+
+    def routes(self) -> list[Route]:
+        """The routes of the page and its JSON."""
+        found: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/": self._page,
+            "/api/run": self._run,
+            "/api/stream": self._stream,
+            "/api/rounds": self._in_thread(self._answers.rounds),
+            "/api/round/{round}": self._in_thread(self._answers.round),
+            "/api/series": self._in_thread(self._answers.series),
+            "/api/node/{node}": self._in_thread(self._answers.node),
+            "/api/events": self._in_thread(self._answers.events),
+            "/api/links": self._in_thread(self._answers.links),
+            "/api/contributions": self._in_thread(self._answers.contributions),
+        }
+        return [Route(path, _in_sentences(endpoint)) for path, endpoint in found.items()]
+
+    # The page
+
+    async def _page(self, request: Request) -> Response:
+        page = page_file()
+        headers = {
+            **{"ETag": page.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"},
+            **{"Content-Security-Policy": page.policy, "X-Content-Type-Options": "nosniff"},
+            "Referrer-Policy": "no-referrer",
+        }
+        if request.headers.get("if-none-match") == page.etag:
+            return Response(status_code=304, headers=headers)
+        if _takes_gzip(request):
+            headers["Content-Encoding"] = "gzip"
+        return Response(page.packed if _takes_gzip(request) else page.body, 200, headers, "text/html")
+
+    # The run now
+
+    async def _run(self, request: Request) -> Response:
+        if "round" in request.query_params:
+            return await self._look_back(request)
+        _, body = await self._current()
+        return await _json(request, body)
+
+    async def _current(self) -> tuple[Answer, bytes]:
+        """The run now, and its JSON: made once for all who ask."""
+        loop = asyncio.get_running_loop()
+        async with self._snapshotting:
+            if self._snapshot is None or loop.time() - self._snapshot[0] > SNAPSHOT_TTL:
+                said, at_work = self._source.snapshot(), dict(self._source.at_work())
+                async with self._reading:
+                    answer = await asyncio.to_thread(self._answers.current, said, at_work)
+                    body = await asyncio.to_thread(msgspec.json.encode, answer)
+                self._snapshot = loop.time(), answer, body
+            return self._snapshot[1:]
+
+    # The stream
+
+    async def _stream(self, request: Request) -> Response:
+        if self._listeners >= MAX_LISTENERS:
+            return PlainTextResponse(f"{MAX_LISTENERS} pages follow the run already: ask /api/run\n", 503)
+        packed = _takes_gzip(request)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | _packed_headers(packed)
+        events = self._events(request.headers.get("last-event-id", ""), packed)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    async def _events(self, seen: str, packed: bool) -> AsyncIterator[bytes]:
+        """The stream's bytes. One compressor each: a change of the run is like the one before."""
+        pack = zlib.compressobj(PACK_LEVEL, wbits=31) if packed else None
+
+        def out(data: bytes) -> bytes:
+            return pack.compress(data) + pack.flush(zlib.Z_SYNC_FLUSH) if pack is not None else data
+
+        loop = asyncio.get_running_loop()
+        until, quiet_until = loop.time() + STREAM_SECONDS, loop.time() + QUIET_SECONDS
+        self._listeners += 1
+        if self._feeding is None or self._feeding.done():
+            self._feeding = asyncio.create_task(self._feed_on())
+        try:
+            yield out(f"retry: {RECONNECT_MS}\n\n".encode())
+            while loop.time() < until and not self._source.over() and not self._feeding.done():
+                changed = self._fed
+                if self._feed.id and (events := self._feed.since(seen)):
+                    seen, quiet_until = self._feed.id, loop.time() + QUIET_SECONDS
+                    yield out(events)
+                elif loop.time() > quiet_until:
+                    quiet_until = loop.time() + QUIET_SECONDS
+                    yield out(b": still here\n\n")
+                try:
+                    async with asyncio.timeout(STREAM_INTERVAL):
+                        await changed.wait()
+                except TimeoutError:
+                    pass  # to look whether it is over
+            yield pack.flush() if pack is not None else b""
+        finally:
+            self._listeners -= 1
+
+    async def _feed_on(self) -> None:
+        """Look at the run once in STREAM_INTERVAL, while anybody listens."""
+        while self._listeners:
+            answer, _ = await self._current()
+            if await asyncio.to_thread(self._feed.take, answer):
+                self._fed.set()
+                self._fed = asyncio.Event()
+            await asyncio.sleep(STREAM_INTERVAL)
+
+    # Questions that are answered in the thread
+
+    def _in_thread(self, answer: Callable[[Query], Answer | bytes]) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that answers in JSON what `answer` finds, in a thread, one at a time."""
+
+        def body(request: Request) -> bytes:
+            found = answer({**request.query_params, **request.path_params})
+            return found if isinstance(found, bytes) else msgspec.json.encode(found)
+
+        async def endpoint(request: Request) -> Response:
+            async with self._reading:
+                said = await asyncio.to_thread(body, request)
+            return await _json(request, said)
+
+        return endpoint
+
+
+def web(source: RunSource, more: Sequence[BaseRoute] = ()) -> Starlette:
+    """The run as an ASGI application, with more routes beside its own."""
+    return Starlette(routes=[*RunWeb(source).routes(), *more])
+
+
+def _in_sentences(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ValueError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        except NotThere as error:
+            return PlainTextResponse(f"{error}\n", status_code=404)
+        except AtollError as error:
+            return PlainTextResponse(f"{error}\n", status_code=503)
+
+    return answered
+
+
+async def _json(request: Request, body: bytes) -> Response:
+    """The body, compressed for who takes that, or that it is as the asker knows it."""
+    etag = f'"{zlib.crc32(body):08x}{len(body):x}"'
+    headers = {"ETag": etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers=headers)
+    packed = len(body) >= PACK_FROM and _takes_gzip(request)
+    if packed:
+        body = await asyncio.to_thread(gzip.compress, body, PACK_LEVEL)
+    return Response(body, 200, headers | _packed_headers(packed), "application/json")
+
+
+def _takes_gzip(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")
+
+
+def _packed_headers(packed: bool) -> dict[str, str]:
+    return {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"} if packed else {}

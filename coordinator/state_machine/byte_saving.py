@@ -1,0 +1,49 @@
+"""Members that exchange nothing with peers for now, to save their owners' bytes, as they say. Pure.
+
+Such a member is a part of no attempt: it owns nothing, what it contributes is not taken, nobody fetches from it,
+and it is waited for in nothing. In the middle of an exchange it leaves the attempt, which the others go on with as
+after a death: what arrived of it counts. What it holds, it keeps: where nobody else has the newest state, that is
+lost until the member gives it again (`rollback`, which waits for it as for one that is away).
+
+Nobody else can see whether its bytes are gone, and leaving costs the others an attempt. So who leaves an exchange
+is believed at no charge once in `EXCHANGE_MEMORY_ROUNDS` committed rounds, and owns nothing in them, which spares
+its bytes and makes the next time cheap; who leaves another one within them is charged as one that did not answer.
+"""
+
+from atoll.comm.evidence import Evidence, Offence
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.conduct import MAX_EXCHANGES_LEFT, charge, identity, left_exchange_lately
+from atoll.coordinator.state_machine.events import Effect, Note, Paused
+from atoll.coordinator.state_machine.state import Phase, State, with_round
+
+
+def record_pause(state: State, event: Paused, now: float, out: list[Effect]) -> State:
+    """Enter that a member takes no steps, as it says; and that it exchanges nothing, if it says that, too."""
+    node, before = event.node, state.members.here[event.node]
+    name = state.name(node)
+    if not before.paused:
+        why = "it gets no chunks" if before.role == who.REDUCER else "no round waits for its steps"
+        out.append(Note(f"{name} is paused: {why}", node))
+    if event.saves_bytes > before.saves_bytes:
+        out.append(Note(f"{name} saves bytes: it exchanges nothing with its peers", node))
+    state = replace(state, members=who.pause(state.members, node, event.saves_bytes, now))
+    return _leave_exchange(state, node, out) if event.saves_bytes > before.saves_bytes else state
+
+
+def _leave_exchange(state: State, node: NodeId, out: list[Effect]) -> State:
+    """Take the member out of the attempt in force, if it has a part in it."""
+    r = state.round
+    if r.phase is not Phase.REDUCING or not any(e.node == node and not e.gone for e in r.ledger.entries):
+        return state
+    again, person = left_exchange_lately(state, node), identity(state, node)
+    left = {p: k for p, k in state.conduct.exchanges_left.items() if p != person} | {person: r.number}
+    left = dict(list(left.items())[-MAX_EXCHANGES_LEFT:])
+    state = replace(state, conduct=replace(state.conduct, exchanges_left=left))
+    state = with_round(state, replace(r, ledger=book.leave(r.ledger, node)))
+    if again:
+        sentence = "it left the exchange to save bytes, again"
+        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
+    return state

@@ -1,0 +1,1 @@
+"""What researchers watch a run by: each round's figures, in wandb, TensorBoard or JSON lines."""

@@ -1,0 +1,39 @@
+"""A node's figures over the rounds, read of a bounded number of records."""
+
+import past_runs
+import pytest
+
+from atoll.coordinator.history import record_codec
+from atoll.coordinator.history.record_codec import RecordView
+from atoll.coordinator.history.segment import ROUNDS
+from atoll.coordinator.monitor.node_story import MAX_POINTS, MAX_SEGMENTS, node_series, rounds_to_read
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "points"),
+    [(1, 10, 400), (1, 400, 400), (1, 401, 400), (5, 50_000, 400), (1, 7, 0), (3, 2, 10)],
+)
+def test_rounds_are_spread_evenly_and_the_last_is_among_them(first: int, last: int, points: int) -> None:
+    rounds = list(rounds_to_read(first, last, points))
+    if last < first:
+        return assert_empty(rounds)
+    assert rounds[-1] == last and first <= rounds[0] and len(rounds) <= max(min(points, MAX_POINTS), 1)
+    assert len({b - a for a, b in zip(rounds, rounds[1:], strict=False)}) <= 1
+    assert len({(number - 1) // ROUNDS for number in rounds}) <= MAX_SEGMENTS
+
+
+def assert_empty(rounds: list[int]) -> None:
+    assert rounds == []
+
+
+def test_a_nodes_figures_are_those_of_the_records() -> None:
+    story = past_runs.Story(rounds=40)
+    records = list(past_runs.records(story))
+    views = [RecordView(record_codec.encode(r)) for r in records]
+    series, name = node_series(views, past_runs.GONE)
+    assert name == "kai" and series["round"] == list(range(1, 41))
+    here = [r.contributors.get(past_runs.GONE) for r in records]
+    assert series["weight"] == here and here[-1] is None and series["loss"][-1] is None
+    assert series["bytes_up"][:5] == [r.bytes_up[past_runs.GONE] for r in records[:5]]
+    assert series["tokens_per_s"][3] == records[3].figures[past_runs.GONE].tokens_per_s
+    assert series["exchange_s"][3] == records[3].seconds["reduce"] and series["exchange_s"][-1] is None

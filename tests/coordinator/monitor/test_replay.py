@@ -1,0 +1,131 @@
+"""A past run is shown by its records alone: from a state directory, an archive, a store; and in a terminal."""
+
+import shutil
+from pathlib import Path
+
+import fsspec
+import past_runs
+import pytest
+from click.testing import CliRunner
+
+from atoll.comm.errors import ConfigError
+from atoll.coordinator.cli import replay as replay_command
+from atoll.coordinator.history.record_archive import copy_missing
+from atoll.coordinator.history.record_store import LocalStore
+from atoll.coordinator.history.record_store import opened as opened_store
+from atoll.coordinator.history.segment import ROUNDS
+from atoll.coordinator.monitor import terminal_replay
+from atoll.coordinator.monitor.replay import opened
+from atoll.coordinator.monitor.run_answers import NotThere, RunAnswers
+from atoll.coordinator.monitor.terminal_replay import Scrubber, moved
+from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT
+
+STORY = past_runs.Story(rounds=ROWS_KEPT + ROUNDS + 30, total=1000)
+
+
+@pytest.fixture(scope="module")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("state")
+    past_runs.write(folder, STORY)
+    return folder
+
+
+def test_a_run_is_shown_as_of_any_of_its_rounds(state_dir: Path) -> None:
+    records = {r.round: r for r in past_runs.records(STORY)}
+    with opened(str(state_dir)) as past:
+        answers = RunAnswers(past)
+        assert answers.last == STORY.rounds
+        for number in (1, ROUNDS, ROUNDS + 1, STORY.middle + 2, STORY.rounds):
+            said, record = answers.past(number), records[number]
+            assert (said["round"], said["tokens"], said["epoch"]) == (number, record.tokens, record.epoch)
+            assert [m["node_id"] for m in said["members"]] == list(record.members)
+            assert said["last_commit_at"] == record.committed_at and said["last_recorded"] == STORY.rounds
+            assert all(event["at"] <= record.committed_at + 0.001 for event in said["events"])
+            assert said["phase"] == ("void" if record.void else "committed")
+        losses = [r.val_loss for r in records.values() if r.val_loss is not None and r.round <= ROUNDS + 5]
+        assert answers.past(ROUNDS + 5)["val_loss"] == pytest.approx(losses[-1])
+        assert answers.past(10**9)["round"] == STORY.rounds
+        with pytest.raises(NotThere, match="there is no round 0"):
+            answers.past(0)
+
+
+def test_a_state_directory_knows_owners_and_an_archive_what_its_records_have(state_dir: Path) -> None:
+    with opened(str(state_dir)) as past:
+        credited = past.contributions(2, 0)
+        assert credited["owners_total"] == 4 and len(credited["nodes"]) == 2
+        assert past.contributions(9, 0)["uncredited"] == 0
+    with opened(str(state_dir / FOLDER)) as past:
+        added_up = past.contributions(99, 0)
+        assert added_up["owners"] == [] and added_up["nodes_total"] == STORY.members
+        assert added_up["tokens"] == sum(a["tokens"] for a in added_up["nodes"])
+        assert {a["name"] for a in added_up["nodes"]} == set(past_runs.NAMES[: STORY.members])
+        assert past.facts().rounds_total == 1000 and past.facts().run == "reef"
+
+
+def test_an_archive_in_a_folder_or_a_store_has_its_segments_notes_and_decisions(
+    state_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(state_dir / FOLDER, tmp_path / "archive")
+    fsspec.filesystem("memory").store.clear()
+    copy_missing(LocalStore(tmp_path / "archive"), opened_store("memory://runs/reef"))
+    for place in (str(tmp_path / "archive"), "memory://runs/reef"):
+        with opened(place) as past:
+            answers = RunAnswers(past)
+            assert answers.last == ROUNDS
+            assert answers.past(ROUNDS)["members"][0]["name"] == "ada"
+            said = answers.events({"search": "joined", "limit": "500"})
+            assert len(said["events"]) == STORY.members
+            early = answers.events({"before": str(past_runs.BEGAN + 60 * 50)})["events"]
+            assert early and max(event["at"] for event in early) < past_runs.BEGAN + 60 * 50
+            assert answers.node({"node": "n3"})["name"] == "cy"
+            assert past.records.decisions() == []
+
+
+def test_decisions_are_found_in_an_archives_records(tmp_path: Path) -> None:
+    story = past_runs.Story(rounds=2 * (ROWS_KEPT + ROUNDS))  # its middle is in a segment
+    past_runs.write(tmp_path, story)
+    with opened(str(tmp_path / FOLDER)) as past:
+        [(at, decision)] = past.records.decisions()
+        assert decision.node == past_runs.GONE and at == story.committed_at(story.middle)
+        assert (
+            RunAnswers(past).node({"node": past_runs.GONE})["evidence"][0]["evidence"]["offence"] == "forged_input"
+        )
+
+
+@pytest.mark.parametrize("place", ["nowhere", "."])
+def test_a_place_without_a_run_is_refused_with_a_sentence(place: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has neither a coordinator's journal nor records"):
+        with opened(str(tmp_path / place)):
+            pass
+
+
+def test_the_terminal_shows_the_run_as_of_a_round(state_dir: Path) -> None:
+    said = CliRunner().invoke(
+        replay_command, [str(state_dir), "--terminal", "--round", "150"], env={"COLUMNS": "150"}
+    )
+    assert said.exit_code == 0, said.output
+    first = said.output.splitlines()[0]
+    assert first.startswith("run reef: round 150 of 1000 committed (") and "gus (n7)" in said.output
+    said = CliRunner().invoke(replay_command, [str(state_dir), "--json", "--round", "150"])
+    assert '"round":150' in said.output
+
+
+def test_keys_move_through_the_run_and_space_plays_it() -> None:
+    start = Scrubber(500, 1000)
+    for key, at in (
+        ("left", 499),
+        ("right", 501),
+        ("page up", 400),
+        ("page down", 600),
+        ("home", 1),
+        ("end", 1000),
+    ):
+        assert moved(start, key) == Scrubber(at, 1000)
+    assert moved(Scrubber(1, 1000), "left").at == 1 and moved(Scrubber(1000, 1000), "page down").at == 1000
+    assert moved(start, None) == start and moved(start, "x") == start and moved(start, "quit").over
+    playing = moved(start, "space")
+    assert playing.playing and moved(playing, None) == Scrubber(505, 1000, playing=True)
+    assert not moved(playing, "left").playing and not moved(playing, "space").playing
+    assert moved(Scrubber(999, 1000, playing=True), None) == Scrubber(1000, 1000)
+    assert moved(Scrubber(1000, 1000), "space") == Scrubber(1, 1000, playing=True)
+    assert terminal_replay.KEYS["\x1b[D"] == "left"

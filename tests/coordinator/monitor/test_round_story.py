@@ -1,0 +1,84 @@
+"""Why a round took long, who was slow and by how much, and where its time went, by the record alone."""
+
+from dataclasses import replace
+
+import past_runs
+import pytest
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
+from atoll.coordinator.history.series import SeriesTable, series_row
+from atoll.coordinator.monitor.round_story import UsualTimes, slow_nodes, usual_times, verdict_of, waterfall, why
+
+STORY = past_runs.Story(rounds=60)
+RECORDS = list(past_runs.records(STORY))
+LAST = RECORDS[-1]
+
+
+def series(upto: int) -> SeriesTable:
+    table = SeriesTable()
+    table.extend(map(series_row, RECORDS[:upto]))
+    return table
+
+
+def test_what_rounds_usually_take_is_the_median_of_those_before() -> None:
+    usual = usual_times(series(60), LAST)
+    assert usual.wall == 60.0 and usual.took == 98.0
+    assert usual.phases["reduce"] == pytest.approx(6.0, abs=0.5)
+    assert usual_times(series(59), LAST) == usual, "also while its own row is not there yet"
+    assert usual_times(SeriesTable(), RECORDS[0]) == UsualTimes(dict.fromkeys(usual.phases, 0.0), 0.0, 0.0)
+
+
+def test_a_long_round_is_explained_by_the_phase_that_took_longest_and_who_was_slow_in_it() -> None:
+    said = why(LAST, usual_times(series(60), LAST))
+    assert (
+        said.startswith("The exchange took 4")
+        and "longer than usual: ivy " in said
+        and said.endswith("; a quorum has its 20 steps; gus had less.")
+    )
+    training = replace(LAST, seconds=LAST.seconds | {"inner": 90.0, "reduce": 6.0})
+    assert why(training, usual_times(series(60), training)).startswith("Training took 1 min 30 s, ")
+    away = RECORDS[STORY.middle - 1]
+    assert why(away, usual_times(series(60), away)).startswith("Before it the run stood still for 20 min 00 s;")
+    usual = RECORDS[20]
+    assert why(usual, usual_times(series(60), usual)).startswith("It took about as long as usual;")
+
+
+def test_a_verdict_of_the_run_is_said_in_its_words() -> None:
+    sentence = "the link from ivy to gus lost 3 % of its packets"
+    verdict = Verdict(Kind.PACKET_LOSS, "n8", "ivy", "n6", "gus", sentence, Confidence.TOLD)
+    judged = replace(LAST, verdict=verdict)
+    assert verdict_of(judged) == why(judged, usual_times(series(60), judged)) == sentence
+    assert verdict_of(LAST) == ""
+
+
+def test_the_slow_are_named_with_how_many_times_slower_they_were_the_worst_first() -> None:
+    slow = slow_nodes(LAST)
+    assert [(s.node, s.what) for s in slow] == [
+        *[(past_runs.SLOW_LINK, "link")] * 2,
+        (past_runs.SLOW, "training"),
+    ]
+    assert slow[0].times == pytest.approx(10.4, rel=0.2) and slow[2].times == pytest.approx(2.5, rel=0.2)
+    assert slow[2].sentence.startswith("gus trained 2.") and "tokens/s" in slow[2].sentence
+    some = {**LAST.contributors}
+    del some[NodeId("n1")]
+    odd = replace(LAST, contributors=some, figures={}, rates={}, shares={}, lacking={4: (NodeId("n2"),)})
+    assert {(s.name, s.what) for s in slow_nodes(odd)} == {("bo", "lost in the exchange"), ("ada", "left out")}
+
+
+def test_time_is_estimated_by_tokens_and_pace_and_comes_to_the_rounds() -> None:
+    rows = waterfall(LAST)
+    assert len(rows) == len(LAST.members) and all(row["estimated"] for row in rows)
+    whole = sum(LAST.seconds.values())
+    for row in rows:
+        assert row["inner"] + row["wait"] + row["exchange"] == pytest.approx(whole, abs=0.01)
+        assert min(row["inner"], row["wait"], row["exchange"]) >= 0
+
+
+def test_time_that_the_record_says_is_taken_from_it() -> None:
+    spent = {NodeId("n1"): {"inner": 50.0, "sync": 7.0, "waiting": 2.0, "recovering": 1.0}}
+    rows = waterfall(replace(LAST, spent=spent))
+    [ada] = [row for row in rows if row["node_id"] == "n1"]
+    assert not ada["estimated"]
+    assert (ada["inner"], ada["exchange"], ada["wait"], ada["recovery"]) == (50.0, 7.0, 2.0, 1.0)
+    assert sum(row["estimated"] for row in rows) == len(rows) - 1

@@ -1,0 +1,104 @@
+"""The page of a run that goes on, in a browser, before a real coordinator with nodes by hand."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from control_nodes import Coordinator, Node, coordinator, digest
+from page.browsing import Opener, Served
+
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.monitor import web
+from atoll.coordinator.monitor.http import app
+
+pytestmark = pytest.mark.long
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@contextmanager
+def living(served: Served, folder: Path) -> Iterator[tuple[str, Coordinator]]:
+    """The page's URL, and the coordinator behind it."""
+    stack = AsyncExitStack()
+    here: Coordinator = served.do(stack.enter_async_context(coordinator(folder)))
+    try:
+        with served.serve(app(here.event_loop, here.records, "reef")) as url:
+            try:
+                yield url, here
+            finally:
+                here.event_loop.stop()  # streams end
+    finally:
+        served.do(stack.aclose())
+
+
+async def commit(*nodes: Node, number: int) -> None:
+    for node in nodes:
+        await node.report(pb.Fence(round=number), steps_reached=pb.StepsReached())
+    for node in nodes:
+        await node.ready(number)
+    for node in nodes:
+        await node.reduce()
+    for node in nodes:
+        await node.sees(lambda v: v.committed == number)
+        await node.report(state_reported=pb.StateReported(round=number, digest=digest(f"state {number}")))
+    for node in nodes:
+        await node.sees(lambda v: v.train.round == number + 1)
+
+
+def test_what_happens_is_on_the_page_at_once_and_names_are_text(
+    tab: Opener, served: Served, tmp_path: Path
+) -> None:
+    with living(served, tmp_path) as (url, c):
+        ada = c.node()
+        served.do(ada.at_work(name=HOSTILE))
+        reader = tab(url)
+        page = reader.go()
+        reader.wait("document.querySelectorAll('#members tr').length === 1")
+        assert HOSTILE in reader.text("#members") and page.locator("#members img").count() == 0
+        bo = c.node()
+        served.do(bo.at_work(name="bo"))
+        reader.wait("document.querySelectorAll('#members tr').length === 2")
+        served.do(bo.heartbeat(phase="inner", tokens_per_s=1234.0, trouble="no <b>room</b> on its disk"))
+        reader.wait("document.getElementById('members').textContent.includes('1,234')")
+        assert "no <b>room</b> on its disk" in reader.text("#attention-list")
+        served.do(commit(ada, bo, number=1))
+        reader.wait("document.querySelector('#figures dd span').textContent === '2.000'")
+        assert reader.text("#last-round").startswith("Round 1 took ")
+        served.do(commit(ada, bo, number=2))
+        reader.wait("document.getElementById('last-round').textContent.startsWith('Round 2 took ')")
+        page.locator("#last-round a").click()
+        reader.wait("document.querySelectorAll('#view-body .bar').length === 2")
+
+
+def test_a_stream_that_ends_is_taken_up_again_where_it_was(
+    tab: Opener, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "STREAM_SECONDS", 1.0)
+    with living(served, tmp_path) as (url, c):
+        ada = c.node()
+        served.do(ada.at_work())
+        reader = tab(url)
+        asked = list[str]()
+        reader.page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/stream") else None)
+        reader.go()
+        reader.wait("document.querySelectorAll('#members tr').length === 1")
+        for pace in (11.0, 22.0, 33.0):
+            served.do(ada.heartbeat(phase="inner", tokens_per_s=pace))
+            reader.wait(f"document.getElementById('members').textContent.includes('{pace:.0f}')")
+            served.do(asyncio.sleep(1.2))
+        assert len(asked) > 1 and reader.text("#trouble") == ""
+
+
+def test_where_no_stream_is_to_be_had_the_page_asks_again_and_again(
+    tab: Opener, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "MAX_LISTENERS", 0)
+    with living(served, tmp_path) as (url, c):
+        ada = c.node()
+        served.do(ada.at_work())
+        reader = tab(url)
+        reader.go()
+        served.do(ada.heartbeat(phase="inner", tokens_per_s=77.0))
+        reader.wait("document.getElementById('members').textContent.includes('77')")
+        reader.wrong.clear()  # the browser says that the stream was refused

@@ -1,0 +1,235 @@
+"""What a reader finds on the page of a run, in a browser."""
+
+import re
+
+import past_runs
+import pytest
+from page.browsing import STORY, Opener, Served, past_run
+
+pytestmark = pytest.mark.long
+GUS, IVY, KAI = "gus (n7)", "ivy (n9)", "kai (n11)"
+
+
+def test_the_headline_says_how_the_run_is_doing_when_it_is_finished_and_why_the_last_round_took_long(
+    tab: Opener,
+) -> None:
+    reader = tab()
+    reader.go()
+    figures = dict(re.findall(r"^(.+)\n(.+)$", reader.text("#figures"), re.MULTILINE))
+    labels = [reader.page.locator("#figures dt").nth(i).inner_text() for i in range(6)]
+    values = [reader.page.locator("#figures dd > span").nth(i).inner_text() for i in range(6)]
+    figures = dict(zip(labels, values, strict=True))
+    last = list(past_runs.records(STORY))[-1]
+    assert figures["Loss"] == f"{last.val_loss:.3f}"
+    assert figures["Tokens"] == f"{last.tokens / 1e6:.0f} M"
+    assert figures["Round"] == "600 of 700"
+    assert figures["Goodput"] == "83.0 %"
+    assert re.fullmatch(r"\d\.\d+ k", figures["Tokens a second"])
+    assert re.fullmatch(r"in 1 h 4\d min", figures["Finished"])
+    assert "gus had less" in reader.text("#phase")
+    why = reader.text("#last-round")
+    assert why.startswith("Round 600 took 1 min 38 s (usually 1 min 00 s). The exchange took ")
+    assert "longer than usual: ivy" in why and "times slower than usual" in why
+
+
+def test_the_members_in_need_of_a_look_come_first_and_are_named_above(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    assert [page.locator("#attention-list a").nth(i).inner_text() for i in range(2)] == [GUS, IVY]
+    assert "trains 2.6 times slower than usual" in reader.text("#attention-list")
+    names = page.locator("#members tr td:first-child a")
+    assert [names.nth(i).inner_text() for i in range(3)] == [GUS, IVY, "ada (n1)"]
+    assert reader.text("#counts") == "11 active"
+
+
+def test_members_are_sorted_by_any_column_and_found_by_words_and_state(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    names = page.locator("#members tr td:first-child a")
+    button = page.get_by_role("button", name="Tokens/s")
+    head = page.locator("#members-head th", has=button)
+    button.press("Enter")
+    paces = [int(t.replace(",", "")) for t in page.locator("#members tr td:nth-child(7)").all_inner_texts()]
+    assert paces == sorted(paces, reverse=True) and head.get_attribute("aria-sort") == "ascending"
+    button.press("Enter")
+    assert names.first.inner_text() == GUS and head.get_attribute("aria-sort") == "descending"
+    button.press("Enter")
+    assert head.get_attribute("aria-sort") is None and names.nth(1).inner_text() == IVY
+    page.get_by_label("Find").fill("dee active")
+    reader.wait("document.querySelectorAll('#members tr').length === 1")
+    assert names.all_inner_texts() == ["dee (n4)"]
+    page.get_by_label("Find").fill("")
+    page.get_by_label("Only").select_option("trouble")
+    reader.wait("document.querySelectorAll('#members tr').length === 2")
+    assert names.all_inner_texts() == [GUS, IVY]
+
+
+def test_the_chart_is_by_round_tokens_or_time_and_zooms_into_detail_by_hand_and_keys(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.charted()
+    chart, says = page.locator("#chart"), page.locator("#chart-says")
+    assert chart.get_attribute("data-rounds") == "600"
+    assert "train from 10." in (chart.get_attribute("aria-label") or "")
+    assert page.locator("#chart canvas").count() == 1
+    box = page.locator("#chart .u-over").bounding_box()
+    assert box is not None
+    for axis in ("tokens", "time", "round"):
+        page.locator("#chart-axis").select_option(axis)
+        reader.wait(f"document.getElementById('chart').getAttribute('aria-label').includes('by {axis}')")
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+        reader.wait("document.getElementById('chart-says').textContent.includes('train ')")
+        assert re.match(r"Round \d+, 2026-09-2\d \d\d:\d\d:\d\d · train \d\.\d{3}", says.inner_text())
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60, steps=4)
+    page.mouse.up()
+    reader.wait("Math.abs(Number(document.getElementById('chart').dataset.rounds) - 150) < 10")
+    chart.focus()
+    page.keyboard.press("+")
+    reader.wait("Number(document.getElementById('chart').dataset.rounds) < 100")
+    before = page.evaluate("document.getElementById('chart').getAttribute('aria-label')")
+    page.keyboard.press("Shift+ArrowRight")
+    reader.wait(f"document.getElementById('chart').getAttribute('aria-label') !== {before!r}")
+    page.keyboard.press("0")
+    reader.wait("document.getElementById('chart').dataset.rounds === '600'")
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60)
+    page.keyboard.press("ArrowRight")
+    first = int(says.inner_text().split(",")[0].removeprefix("Round "))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert says.inner_text().startswith(f"Round {first + 2}, ")
+    page.keyboard.press("Enter")
+    reader.wait(f"document.getElementById('view-title').textContent === 'Round {first + 2}'")
+
+
+def test_a_page_whose_run_is_over_asks_for_nothing_more(tab: Opener) -> None:
+    reader = tab()
+    asked = list[str]()
+    reader.page.on("request", lambda request: asked.append(request.url))
+    reader.go()
+    reader.charted()
+    reader.page.wait_for_load_state("networkidle")
+    before = len(asked)
+    reader.page.wait_for_timeout(1500)
+    assert asked[before:] == [] and before < 12
+
+
+def test_what_happened_to_rounds_is_marked_in_the_chart_and_said_at_the_cursor(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.charted()
+    marks = page.locator("#marks")
+    page.locator("#marks-count").click()
+    assert "round 301: the exchange took 3 attempts" in marks.inner_text()
+    assert "round 302 is void" in marks.inner_text() and "round 300: -1 member" in marks.inner_text()
+    marks.get_by_role("link", name="round 302 is void").click()
+    reader.wait("document.getElementById('view-title').textContent === 'Round 302'")
+    assert "nobody has its state any more" in reader.text("#view-body")
+
+
+def test_a_round_says_why_it_took_long_who_was_slow_by_how_much_and_where_time_went(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go("#/round/600")
+    reader.wait("document.querySelectorAll('#view-body tbody tr').length === 11")
+    said = reader.text("#view-body")
+    assert "ivy (n9) receives 10." in said and "gus (n7) trained 2." in said and "usually 6.0 s" in said
+    lanes = page.locator("#view-body tbody .bar")
+    assert lanes.count() == 11
+    assert re.fullmatch(
+        r"training \d+\.\d s, waiting \d+\.\d s, exchange \d+\.\d s", lanes.first.get_attribute("aria-label") or ""
+    )
+    page.get_by_role("link", name="Round before").click()
+    reader.wait("document.getElementById('view-title').textContent === 'Round 599'")
+
+
+def test_a_node_has_its_curves_what_is_held_against_it_and_what_was_said_of_it(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go("#/node/n11")
+    reader.wait("document.getElementById('view-title').textContent === 'Node kai (n11)'")
+    said = reader.text("#view-body")
+    assert "not here" in said and "tokens in 299 rounds" in said
+    assert "forged_input, banned" in said and "kai evicted: it sent bytes" in said
+    for kind in ("loss", "tokens a second", "bytes sent", "seconds of the exchange"):
+        page.locator("#view-body select").select_option(label=kind)
+        assert page.locator("#view-body canvas").count() == 1
+    page.goto(page.url.replace("n11", "n99"))
+    reader.wait("document.getElementById('view-title').textContent === 'Not found'")
+    assert "no node 'n99' is known" in reader.text("#view-body")
+    reader.wrong.clear()  # the browser says that the answer was 404
+
+
+def test_what_happened_at_an_hour_and_what_has_words_in_it_is_found(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.wait("document.querySelectorAll('#events li').length > 20")
+    page.get_by_label("Hour", exact=True).fill("2026-09-21T19:00")
+    reader.wait("document.getElementById('events-says').textContent.includes('committed')")
+    said, told = reader.text("#events-says"), reader.text("#events")
+    assert said.startswith("2026-09-21 19:00:00 to 20:00:00: ") and "rounds committed" in said
+    assert "round 302 is void" in told and "it was away for 20 min" in told and "575" not in told
+    page.get_by_role("button", name="Hour before").click()
+    reader.wait("document.getElementById('events-says').textContent.startsWith('2026-09-21 18:00:00')")
+    assert "kai evicted" in reader.text("#events")
+    page.get_by_role("button", name="Latest").click()
+    page.get_by_label("Search").fill("away COORDINATOR")
+    reader.wait("document.querySelectorAll('#events li').length === 1")
+    assert "2nd time" in reader.text("#events")
+
+
+def test_who_contributed_most_is_said_and_owners_are_shown_as_text(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.wait("document.querySelectorAll('#owners tr').length === 4")
+    assert re.search(r"Most came from .+ \(\d\d\.\d %\), and node \w+ \(9\.0 %\)", reader.text("#credit"))
+    assert "<b>Kelp</b> & Co" in page.locator("#owners").inner_text() and page.locator("#owners b").count() == 0
+
+
+def test_regions_and_links_are_shown_slowest_first(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.wait("document.querySelectorAll('#links tr').length === 11")
+    assert page.locator("#links tr:first-child td:first-child").inner_text() == IVY
+    assert "2 regions" in reader.text("#links-says") and "in two levels" in reader.text("#links-says")
+    between = page.locator("#between tr").all_inner_texts()
+    assert len(between) == 2 and "120.0" in between[0] and "4.0" in between[0]
+
+
+def test_one_looks_back_by_slider_keys_and_address_and_plays_the_run(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.charted()
+    page.locator("#scrub").focus()
+    page.keyboard.press("Home")
+    reader.wait("document.getElementById('past-text').textContent.startsWith('The run as of round 1,')")
+    page.keyboard.press("ArrowRight")
+    reader.wait("document.getElementById('past-text').textContent.startsWith('The run as of round 2,')")
+    assert page.url.endswith("#/at/2") and "round 2 of 600" in reader.text("#scrub-at")
+    page.goto(page.url.replace("#/at/2", "#/at/299"))
+    reader.wait("document.getElementById('past-text').textContent.startsWith('The run as of round 299,')")
+    assert reader.text("#counts") == "12 active"
+    reader.wait("document.getElementById('events').textContent.includes('evaluated round 275')")
+    assert "kai evicted" in reader.text("#events") and "2nd time" not in reader.text("#events")
+    page.get_by_role("button", name="Play").click()
+    reader.wait("Number(document.getElementById('past-text').textContent.match(/round (\\d+)/)[1]) > 302")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="To its end").click()
+    reader.wait("document.getElementById('past').hidden")
+    assert reader.text("#scrub-at") == "round 600, the last"
+
+
+def test_a_run_of_five_hundred_members_is_shown_in_part_and_whole_when_asked(
+    tab: Opener, served: Served, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    story = past_runs.Story(rounds=12, members=500)
+    with past_run(served, tmp_path_factory.mktemp("many"), story) as url:
+        reader = tab(url)
+        page = reader.go()
+        rows = page.locator("#members tr")
+        assert rows.count() == 50 and rows.first.locator("a").inner_text() == GUS
+        page.get_by_role("button", name="Show all 499").click()
+        assert rows.count() == 499
+        page.get_by_label("Find").fill("gus-11")
+        reader.wait("document.querySelectorAll('#members tr').length === 1")
+        page.goto(f"{url}#/round/12")
+        reader.wait("document.querySelectorAll('#view-body tbody tr').length === 60")
