@@ -13,8 +13,8 @@ Cells = tuple[str, int, str, str]
 
 
 def event_rows(notes: Iterable[tuple[float, Note]], rounds: F64, committed_at: F64) -> list[Cells]:
-    """A row for each note: when (UTC), the round that it is about or that was under way, whom it is about, what it says. `rounds` and
-    `committed_at` (seconds since 1970): of the commits, ascending."""
+    """A row for each note: when (UTC), the round that it is about or that was under way, whom it is about, what it
+    says. `rounds` and `committed_at` (seconds since 1970): of the commits, ascending."""
     return [
         (
             datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds"),

@@ -16,6 +16,7 @@ MUTATIONS = [
         "return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds",
         "return False",
         "tests/coordinator/state_machine/test_audit.py",
+        slow=True,
     ),
     Mutation(
         "the commit waits for no audit",

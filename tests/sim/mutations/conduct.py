@@ -246,6 +246,7 @@ MUTATIONS = [
         "if not broken_paths.needed(r.ledger, node, peer):",
         "if False:",
         MISCONDUCT,
+        slow=True,
     ),
     Mutation(
         "the ends of a broken path own chunks",
@@ -267,6 +268,7 @@ MUTATIONS = [
         "state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts, part=part), out)",
         "pass",
         MISCONDUCT,
+        slow=True,
     ),
     Mutation(
         "a false claim is not held against who made it",

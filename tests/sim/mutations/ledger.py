@@ -22,6 +22,7 @@ MUTATIONS = [
         C + "state_machine/ledger.py",
         " and ledger.since[chunk] == since\n",
         "\n",
+        slow=True,
     ),
     Mutation(
         "a chunk with nobody's contribution is sealed",

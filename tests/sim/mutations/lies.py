@@ -70,6 +70,7 @@ MUTATIONS = [
         "limit = told * ratio\n        if square > limit * limit:",
         "if False:",
         0,
+        slow=True,
     ),
     Mutation(
         "one owner's word is enough",

@@ -40,6 +40,7 @@ MUTATIONS = [
         "                    found.append(AskState(node))\n",
         "",
         "tests/sim/test_scenarios.py",
+        slow=True,
     ),
     Mutation(
         "a contribution that was refused is not due where as many others are here",
@@ -86,8 +87,8 @@ MUTATIONS = [
     Mutation(
         "two leaves wait for each other's links",
         "comm/allreduce/routes.py",
-        " and not (m.leaf and leaf)]",
-        "]",
+        " and not (m.leaf and own.leaf)",
+        "",
         INBOX,
     ),
     Mutation(

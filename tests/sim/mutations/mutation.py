@@ -10,7 +10,7 @@ class Mutation:
     old: str
     new: str
     by: int | str = 0  # the seed to start at; tests
-    slow: bool = False  # it takes a minute to be noticed
+    slow: bool = False  # it takes long to be noticed
 
 
 C, N, X = "coordinator/", "node/", "comm/allreduce/protocol.py"

@@ -16,6 +16,7 @@ MUTATIONS = [
         "        self.in_flight, self._more = None, False",
         "        self._more = False",
         2,
+        slow=True,
     ),
     Mutation(
         "reports carry the session before",

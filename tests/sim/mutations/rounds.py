@@ -27,7 +27,7 @@ MUTATIONS = [
     Mutation(
         "one that lost its work still counts",
         C + "state_machine/step.py",
-        "        state = drop_from_round(state, node)\n    members = who.join",
+        "        state = drop_from_round(state, node, Standing.BROKE)\n    members = who.join",
         "        pass\n    members = who.join",
     ),
     Mutation(
@@ -49,6 +49,7 @@ MUTATIONS = [
         "n = counted(state) - len(_unstepped(state, waited_for))",
         "n = len(r.participants)",
         SCENARIOS,
+        slow=True,
     ),
     Mutation(
         "who steps again is not waited for",
@@ -84,6 +85,7 @@ MUTATIONS = [
         "idle=known is not None and known.rests,",
         "idle=False,",
         SCENARIOS,
+        slow=True,
     ),
     Mutation(
         "a round closes without a quorum",

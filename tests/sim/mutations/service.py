@@ -138,6 +138,7 @@ MUTATIONS = [
         C + "service/view_dispatch.py",
         "if self.streams.get(stream.node) is not stream:",
         "if stream.node not in self.streams:",
+        slow=True,
     ),
     Mutation(
         "a reason that was held back is not shown",
