@@ -22,6 +22,7 @@ class Standing(StrEnum):
     AWAY = "away"  # it could not be heard at the round's end, and is heard again
     STALLED = "stalled"  # it lived, and its trainer was given up
     LEFT = "left"  # it said good-bye
+    SAVING = "saving"  # it said that it exchanges nothing for now, when an attempt counted on it
     DIFFERED = "differed"  # its state was not the run's
     PUT_OUT = "put out"  # for what it did (`conduct`)
 

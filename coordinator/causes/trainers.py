@@ -120,6 +120,9 @@ def _late(seen: Observations, node: NodeId, member: MemberSeen, seconds: float) 
             return _plain(Kind.TRAINER_DIED, node, sentence, seconds, Confidence.TOLD)
         case Standing.LEFT:
             return _plain(Kind.LEFT, node, f"{name} left in the middle of the round", seconds, Confidence.SEEN)
+        case Standing.SAVING:
+            sentence = f"{name} left the exchange to save bytes"
+            return _plain(Kind.PAUSED, node, sentence, seconds, Confidence.SEEN)
         case Standing.PUT_OUT:
             return _plain(Kind.PUT_OUT, node, f"{name} was put out for what it did", seconds, Confidence.SEEN)
     if (died := account.had(IncidentKind.OUT_OF_MEMORY, IncidentKind.TRAINER_DIED)) is not None:

@@ -13,6 +13,7 @@ its bytes and makes the next time cheap; who leaves another one within them is c
 from atoll.comm.evidence import Evidence, Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.conduct import MAX_EXCHANGES_LEFT, charge, identity, left_exchange_lately
@@ -42,7 +43,8 @@ def _leave_exchange(state: State, node: NodeId, out: list[Effect]) -> State:
     left = {p: k for p, k in state.conduct.exchanges_left.items() if p != person} | {person: r.number}
     left = dict(list(left.items())[-MAX_EXCHANGES_LEFT:])
     state = replace(state, conduct=replace(state.conduct, exchanges_left=left))
-    state = with_round(state, replace(r, ledger=book.leave(r.ledger, node)))
+    gone = r.gone | {node: Standing.SAVING}
+    state = with_round(state, replace(r, ledger=book.leave(r.ledger, node), gone=gone))
     if again:
         sentence = "it left the exchange to save bytes, again"
         state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)

@@ -95,10 +95,11 @@ def _member_seen(state: State, record: CommitRecord, member: Member, now: float)
     entered = r.participants.get(node, r.started_at)
     waited = node in r.idled or r.gone.get(node) is Standing.STALLED  # for its steps, in vain
     measured = (at.reached or at.contributed) and not r.restarts
+    ended = r.gone.get(node, Standing.SAVING) is not Standing.SAVING  # its life that took part
     return MemberSeen(
         member.name,
         _standing(state, member),
-        life=member.life - (node in r.gone and node in state.members.here),
+        life=member.life - (ended and node in state.members.here),
         reached=at.reached - r.started_at if at.reached else None,
         contributed=max(at.contributed - closed, 0.0) if at.contributed else None,
         sealed=at.sealed - planned if at.sealed else None,

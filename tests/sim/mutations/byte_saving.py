@@ -13,6 +13,13 @@ MUTATIONS = [
         BYTES,
     ),
     Mutation(
+        "nobody is named who left an exchange to save bytes",
+        C + "state_machine/byte_saving.py",
+        "ledger=book.leave(r.ledger, node), gone=gone)",
+        "ledger=book.leave(r.ledger, node))",
+        SCENARIOS,
+    ),
+    Mutation(
         "a round waits for who saves bytes",
         C + "state_machine/rounds.py",
         "return _away(state) | _idle(state) | _saving(state)",
