@@ -20,6 +20,7 @@ and hears `gone NUMBER`. The process ends when that wire does. It imports neithe
 """
 
 import errno
+import logging
 import os
 import selectors
 import shutil
@@ -34,12 +35,14 @@ from contextlib import suppress
 
 import msgspec
 
+from atoll.comm import log as logs
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.rate_limits import TokenBuckets
 from atoll.comm.strangers import Strangers, network_of
 from atoll.coordinator.door.ports import DoorSpec, PortLimits
 from atoll.coordinator.door.splice import READ_BYTES, STRANGER_READ_BYTES, Splice
 
+log = logging.getLogger("atoll.coordinator")
 ACCEPTS_AT_ONCE = 16  # connections, before those that are open are served again
 SWEEP_INTERVAL = 0.25  # seconds between two looks at deadlines
 PAUSE_STEP = 0.05  # seconds; who is to wait is looked at so often
@@ -385,6 +388,7 @@ def main(spec: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     raise_limit()
     asked = msgspec.json.decode(spec, type=DoorSpec)
+    logs.setup(asked.log)
     ports = [Port(socket.socket(fileno=port.descriptor), port.path, port.limits) for port in asked.ports]
     Doorkeeper(asked.generation, asked.folder, socket.socket(fileno=asked.wire), ports).run()
     shutil.rmtree(asked.folder, ignore_errors=True)  # the service may have been killed

@@ -17,6 +17,7 @@ Where an engine steps the optimizer itself, `stepped` takes the place of `step`.
 """
 
 import faulthandler
+import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -27,6 +28,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from atoll.comm import log as logs
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.faults import fault_point
@@ -81,6 +83,7 @@ from atoll.node.trainer_channel import (
 # Yields the samples of each step, and returns the command that ended the training, if one has.
 Turns = Generator[list[int], None, ToTrainer | None]
 
+log = logging.getLogger("atoll.trainer")
 DEADLINE_SHARE = 0.6  # of members.stall: a step that hangs is found here before the daemon finds it
 
 
@@ -299,6 +302,7 @@ class Participant:
         go on from there, order after order, until another command comes: that one is returned."""
         self._before_round()
         cursor = self._cursor = TrainingCursor(self.config, order)
+        logs.about(round=order.round)
         if order.doubted_round:
             self._checkpoint.discard(order.doubted_round)
             self._round_checkpoint.forget()
@@ -496,6 +500,7 @@ def participate(
         ranks = RankGroup.of_world()
         rank = ranks.rank
         spec = agreed_spec(ranks)
+        logs.about(run=spec.run.name)
         with failures_reported(spec.channel):
             end_with_launcher()
             faulthandler.enable()  # a library that aborts, as NCCL's watchdog does, leaves the stacks in the log
@@ -517,5 +522,5 @@ def participate(
                 checkpoint.close()  # what is being written is finished
         link.close()
     except AtollError as error:
-        print(f"trainer rank {rank}: {error}{script_place(error)}", file=sys.stderr)
+        log.error(f"trainer rank {rank}: {error}{script_place(error)}")
         sys.exit(error.exit_code)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atoll.comm.errors import AtollError
 from atoll.comm.exit_codes import ExitCode
+from atoll.comm.log import sentence_of
 from atoll.comm.readiness import VARIABLE, ready_socket
 
 LOG_FILE = Path("logs", "node.log")  # in the state directory
@@ -58,7 +59,7 @@ def _last_sentence(said: str, code: int) -> str:
     if at is not None:
         return "\n".join(lines[at:]).removeprefix(SENTENCE)
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return f"the node {how}" + (f"; it last said: {lines[-1]}" if lines else "")
+    return f"the node {how}" + (f"; it last said: {sentence_of(lines[-1])}" if lines else "")
 
 
 def _read(log: Path, begin: int) -> str:
