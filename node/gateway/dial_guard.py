@@ -167,6 +167,8 @@ def _destinations(process: int, call: int, arguments: Sequence[int]) -> list[Des
 
 def _fetched(sock: socket.socket, number: int) -> int:
     """A descriptor of the process at the other end of a Unix socket. Raises `OSError`."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "there are no such calls")
     process, _, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     whole = os.pidfd_open(process)
     try:

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 def rounds_close_at_a_quorum(before: State, after: State) -> None:
-    """A round is closed when its quorum has its inner steps, or has stopped; others may enter at that, and who
-    takes no steps is none of it."""
-    r, there = after.round, min(len(before.round.participants), len(after.round.participants))
+    """A round is closed when its quorum has its inner steps, or has stopped; others may enter at that, also as one
+    leaves, and who takes no steps is none of it."""
+    r, there = after.round, before.round.participants.keys() & after.round.participants.keys()
     if r.phase is Phase.COLLECTING and before.round.phase is Phase.INNER:
         done = r.reached | r.ledger.contributions.keys()
-        idle = after.members.idle.intersection(r.participants) - done
-        need = after.config.rounds.quorum * (there - len(idle))
-        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {there} members")
+        need = after.config.rounds.quorum * len(there - (after.members.idle - done))
+        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {len(there)} members")
 
 
 def no_round_waits_for_suspects(state: State) -> None:
