@@ -13,15 +13,17 @@ JSON line is an object with these keys, null where the process does not know:
     round     that is under way, or that the line is about
     what      the sentence
     trace     of an exception; only where there is one
+    exit_code with which the command ends, in its last line; only there
 
 A process calls `setup` once, says by `about` what its lines are about, and hands `beside` to those that it starts,
-whose lines are as its own. Handlers of others (OpenTelemetry's, which its own tool puts on the root logger) stay, and
-find process, run, node and round as attributes of each record, under the names `atoll.process`, `atoll.run`...
+whose lines are as its own. Handlers of OpenTelemetry, which its own tool puts on the root logger, stay, and find
+process, run, node and round as attributes of each record, under the names `atoll.process`, `atoll.run`...
+`comm/log_lines.py` reads what is written here.
 """
 
+import json
 import logging
 import os
-import re
 import sys
 import threading
 from datetime import datetime
@@ -41,7 +43,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 SUBJECT = ("process", "run", "node", "round")  # of a line
 ATTRIBUTES = "atoll."  # before these names, where they are attributes of a record
 KEPT_HANDLERS = "opentelemetry."  # where handlers of others come from that stay
-PLAIN_HEAD = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d ((debug|warning|error|critical): )?")
+ENDING = "atoll: "  # before the sentence with which a command ends, where lines are plain
 level_option = click.option(
     "--log-level",
     type=click.Choice(list(LEVELS)),
@@ -77,9 +79,9 @@ def setup(how: LogSetup) -> None:
     level is. With a file, stdout and stderr are that file from now on: see `LogFile`. What ends the process, or a
     thread of it, is logged. Raises `ResourceError` where the file cannot be written."""
     global _own
-    _own = how
-    least, as_json = LEVELS[how.level], os.environ.get("ATOLL_LOG") == "json"
+    least, as_json = LEVELS[how.level], _lines_are_json()
     handler = LogFile(Path(how.file)) if how.file else _AboveStatus(sys.stderr)
+    _own = how
     handler.setFormatter(_Json() if as_json else _Plain())
     status_line.use(None if as_json or how.file else sys.stderr)
     root = logging.getLogger()
@@ -107,27 +109,32 @@ def about(*, run: str | None = None, node: str | None = None, round: int | None 
 
 
 def beside(process: str) -> LogSetup:
-    """How another process of this one's logs: about the same, at the same level, to stderr or to a file next to
-    this one's, STEM-PROCESS.log of STEM.log, which begins a new file by itself when its own is full."""
+    """How another process of this one's logs: about the same run and node, at the same level, to stderr or to a
+    file next to this one's, STEM-PROCESS.log of STEM.log, which begins a new file by itself when its own is full.
+    Which round is under way it has to hear itself."""
     file = Path(_own.file)
-    return replace(_own, process=process, file=str(file.with_stem(f"{file.stem}-{process}")) if _own.file else "")
+    name = str(file.with_stem(f"{file.stem}-{process}")) if _own.file else ""
+    return replace(_own, process=process, file=name, round=None)
 
 
-def sentence_of(line: str) -> str:
-    """What a line of a log says, plain or JSON: its sentence, or the last line of its trace. A line that is of no
-    log, as what libraries print, is what it is."""
-    if line.startswith("{"):
-        try:
-            found = msgspec.json.decode(line, type=_Line)
-        except msgspec.DecodeError:
-            return line
-        return (found.trace.splitlines() or [found.what])[-1]
-    return line.removeprefix(head[0]) if (head := PLAIN_HEAD.match(line)) else line
+def say_ending(sentence: str, code: int) -> None:
+    """Say on stderr, which a log file is, too, with what sentence a command ends, and in JSON with what code."""
+    if _own.process and _lines_are_json():
+        logging.getLogger("atoll").error(sentence, extra={"fields": {"exit_code": code}})
+    else:
+        click.echo(visible(f"{ENDING}{sentence}", keep="\n"), err=True)
 
 
-class _Line(msgspec.Struct):
-    what: str
-    trace: str = ""
+def complain(name: str, sentence: str) -> None:
+    """Log an error of `name`'s; on stderr where this process is a script of others, which logs as it likes."""
+    if _own.process:
+        logging.getLogger("atoll").error(f"{name}: {sentence}")
+    else:
+        click.echo(visible(f"{name}: {sentence}", keep="\n"), err=True)
+
+
+def _lines_are_json() -> bool:
+    return os.environ.get("ATOLL_LOG") == "json"
 
 
 class _AboveStatus(logging.StreamHandler[TextIO]):
@@ -144,7 +151,7 @@ class _Json(logging.Formatter):
         fields |= dict.fromkeys(SUBJECT) | told | {"what": record.getMessage()}
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields).decode()
+        return json.dumps(fields, default=str)  # which has words for surrogates: names of files may have them
 
 
 class _Plain(logging.Formatter):

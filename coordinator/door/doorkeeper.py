@@ -20,7 +20,6 @@ and hears `gone NUMBER`. The process ends when that wire does. It imports neithe
 """
 
 import errno
-import logging
 import os
 import selectors
 import shutil
@@ -42,7 +41,6 @@ from atoll.comm.strangers import Strangers, network_of
 from atoll.coordinator.door.ports import DoorSpec, PortLimits
 from atoll.coordinator.door.splice import READ_BYTES, STRANGER_READ_BYTES, Splice
 
-log = logging.getLogger("atoll.coordinator")
 ACCEPTS_AT_ONCE = 16  # connections, before those that are open are served again
 SWEEP_INTERVAL = 0.25  # seconds between two looks at deadlines
 PAUSE_STEP = 0.05  # seconds; who is to wait is looked at so often

@@ -7,7 +7,7 @@ traceback, in which only the exit code of the first rank that failed is news.
 import re
 from dataclasses import dataclass
 
-from atoll.comm.log import sentence_of
+from atoll.comm.log_lines import sentence_of
 
 # Lines of torch's own logger (W1123 12:17:05.143000 18575 torch/...), and torchrun's remark on threads.
 LOGGED_BY_TORCH = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|Setting OMP_NUM_THREADS environment variable for each")

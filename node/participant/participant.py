@@ -17,7 +17,6 @@ Where an engine steps the optimizer itself, `stepped` takes the place of `step`.
 """
 
 import faulthandler
-import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -28,7 +27,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from atoll.comm import log as logs
+from atoll.comm import log
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.faults import fault_point
@@ -83,7 +82,6 @@ from atoll.node.trainer_channel import (
 # Yields the samples of each step, and returns the command that ended the training, if one has.
 Turns = Generator[list[int], None, ToTrainer | None]
 
-log = logging.getLogger("atoll.trainer")
 DEADLINE_SHARE = 0.6  # of members.stall: a step that hangs is found here before the daemon finds it
 
 
@@ -302,7 +300,7 @@ class Participant:
         go on from there, order after order, until another command comes: that one is returned."""
         self._before_round()
         cursor = self._cursor = TrainingCursor(self.config, order)
-        logs.about(round=order.round)
+        log.about(round=order.round)
         if order.doubted_round:
             self._checkpoint.discard(order.doubted_round)
             self._round_checkpoint.forget()
@@ -500,7 +498,6 @@ def participate(
         ranks = RankGroup.of_world()
         rank = ranks.rank
         spec = agreed_spec(ranks)
-        logs.about(run=spec.run.name)
         with failures_reported(spec.channel):
             end_with_launcher()
             faulthandler.enable()  # a library that aborts, as NCCL's watchdog does, leaves the stacks in the log
@@ -522,5 +519,5 @@ def participate(
                 checkpoint.close()  # what is being written is finished
         link.close()
     except AtollError as error:
-        log.error(f"trainer rank {rank}: {error}{script_place(error)}")
+        log.complain(f"trainer rank {rank}", f"{error}{script_place(error)}")
         sys.exit(error.exit_code)

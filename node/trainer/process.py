@@ -84,9 +84,8 @@ def run_rank(group: str, take_part: Callable[[torch.device], None]) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
     me = LocalRank.of_environment()
-    with endings_told(f"trainer rank {me.rank}"), ExitStack() as stack:
-        spec = read_spec() or TrainerSpec()
-        logs.setup(msgspec.structs.replace(spec.log, process=f"trainer rank {me.rank}"))
+    spec = read_spec() or TrainerSpec()
+    with logged_as(f"trainer rank {me.rank}", spec.log), ExitStack() as stack:
         with failures_reported(spec.channel):
             spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
             device = choose_device(spec.node, me)
@@ -95,9 +94,10 @@ def run_rank(group: str, take_part: Callable[[torch.device], None]) -> None:
 
 
 @contextmanager
-def endings_told(name: str) -> Iterator[None]:
-    """End the process where what is in the context fails, and say in the trainer's log what it was: a sentence, or
-    the stack of a crash. `name`: of the rank."""
+def logged_as(name: str, how: logs.LogSetup) -> Iterator[None]:
+    """Have this rank's lines in the trainer's log, `how` its daemon wants it. End the process where what is in the
+    context fails, and log what it was: a sentence, or the stack of a crash."""
+    logs.setup(msgspec.structs.replace(how, process=name))
     try:
         yield
     except (AtollError, MicroBatchTooLarge) as error:
