@@ -133,6 +133,12 @@ def complain(name: str, sentence: str) -> None:
         click.echo(visible(f"{name}: {sentence}", keep="\n"), err=True)
 
 
+def flush() -> None:
+    """Have handlers pass on what they hold: in a process that was forked nothing else does at its end."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
 def _lines_are_json() -> bool:
     return os.environ.get("ATOLL_LOG") == "json"
 

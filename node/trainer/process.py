@@ -106,6 +106,8 @@ def logged_as(name: str, how: logs.LogSetup) -> Iterator[None]:
     except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
         log.critical(f"{name}: a fault of the program", exc_info=True)
         sys.exit(1)
+    finally:
+        logs.flush()
 
 
 def take_part(device: torch.device) -> None:
