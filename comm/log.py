@@ -180,7 +180,8 @@ def _put_subject(record: logging.LogRecord) -> bool:
 
 def _log_crash(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     """What an interpreter would print of the exception that ends it, or a thread."""
+    error = error or Exception(kind.__name__)  # a thread may have none to show
     if issubclass(kind, Exception):
         logging.getLogger("atoll").critical("a fault of the program", exc_info=(kind, error, trace))
     elif not issubclass(kind, SystemExit):
-        sys.__excepthook__(kind, error or kind(), trace)
+        sys.__excepthook__(kind, error, trace)

@@ -113,7 +113,7 @@ def test_what_was_logged_can_be_read_again(
     ours.info("a step")
     ours.error("no: such thing")
     print("{of a library}", file=sys.stderr)
-    thread = threading.Thread(target=lambda: {}["nothing"])
+    thread = threading.Thread(target=dict[str, int]().__getitem__, args=("nothing",))
     thread.start()
     thread.join()
     said = capsys.readouterr().err.splitlines()
@@ -128,7 +128,7 @@ def test_what_was_logged_can_be_read_again(
 
 
 def test_opentelemetrys_handler_stays_and_gets_the_same_as_attributes() -> None:
-    sent, root = InMemoryLogRecordExporter(), logging.getLogger()
+    sent, root = InMemoryLogRecordExporter(), logging.getLogger()  # type: ignore[no-untyped-call]
     provider = LoggerProvider()
     provider.add_log_record_processor(SimpleLogRecordProcessor(sent))
     collector, former = LoggingHandler(logger_provider=provider), logging.StreamHandler()

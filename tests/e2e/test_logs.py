@@ -57,7 +57,9 @@ class Post(BaseHTTPRequestHandler):
         for resource in request.resource_logs:
             for record in (record for scope in resource.scope_logs for record in scope.log_records):
                 told = {entry.key.removeprefix("atoll."): entry.value for entry in record.attributes}
-                about = {key: told[key].string_value for key in ("process", "run", "node") if key in told}
+                about: dict[str, Any] = {
+                    key: told[key].string_value for key in ("process", "run", "node") if key in told
+                }
                 round_ = told["round"].int_value if "round" in told else None
                 self.server.heard.append({**about, "round": round_, "what": record.body.string_value})
         self.send_response(200)
