@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from atoll.comm.errors import AtollError
 from atoll.comm.exit_codes import SERVICE, ExitCode, final_codes
-from atoll.comm.terminal import visible
+from atoll.comm.log import say_ending
 
 PREFIX = "ATOLL"  # of the environment variables that are options
 
@@ -91,13 +91,13 @@ def main() -> None:
     try:
         cli(prog_name="atoll", standalone_mode=False)
     except AtollError as error:
-        click.echo(visible(f"atoll: {error}", keep="\n"), err=True)
+        say_ending(str(error), error.exit_code)
         _exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         _exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        print("atoll: interrupted", file=sys.stderr)
+        say_ending("interrupted", ExitCode.INTERRUPTED)
         _exit(ExitCode.INTERRUPTED)
     except click.exceptions.Exit as done:
         _exit(done.exit_code)

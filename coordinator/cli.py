@@ -86,6 +86,7 @@ def coordinator() -> None:
 )
 @method_option
 @log.level_option
+@log.log_file_option
 def start(
     run_yaml: Path,
     overrides: tuple[str, ...],
@@ -98,13 +99,15 @@ def start(
     webhook: str,
     method: str,
     log_level: str,
+    log_file: str,
 ) -> None:
     """Serve the run described by RUN_YAML, with key=value OVERRIDES; `atoll invite` then makes join URLs.
 
     RUN_YAML is a file, or the name of a run that comes with Atoll: `atoll coordinator start demo`.
     """
-    log.setup(log_level)
+    log.setup(log.LogSetup("coordinator", log_level, log_file))
     config = _load(run_yaml, overrides, method)
+    log.about(run=config.name)
     check_real(config)
     logger.info(f"the run {beginning(config)}")
     # A server that does not answer keeps nobody waiting.

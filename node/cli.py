@@ -124,7 +124,7 @@ def join(
     no_checks: bool,
     metrics: str,
     log_level: str,
-    log_file: Path | None,
+    log_file: str,
     detach: bool,
 ) -> None:
     """Join the run behind URL and train until it is finished.
@@ -142,9 +142,11 @@ def join(
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
     """
     if not detach:
-        log.setup(log_level, log_file)  # first: a service may have no other place for a sentence
+        # First: a service may have no other place for a sentence.
+        log.setup(log.LogSetup("node", log_level, log_file))
     checked = check_join(context)
     invite, config, command = checked.invite, checked.config, checked.command
+    log.about(run=invite.run)
     state_dir, listen = checked.state_dir, checked.listen
     demand("a node", *(["numba"] if role == "reducer" else ["torch", "numba"]))
     from atoll.node.daemon.daemon import Daemon
@@ -176,7 +178,7 @@ def _detach(context: click.Context, checked: CheckedJoin) -> None:
     from atoll.node.service.detach import LOG_FILE, start_detached
 
     refuse_second(checked.state_dir)
-    log_file = (context.params["log_file"] or checked.state_dir / LOG_FILE).absolute()
+    log_file = Path(context.params["log_file"] or checked.state_dir / LOG_FILE).absolute()
     words = _words(context, checked, frozenset({"detach", "log_file"}))
     at = words.index("--") if "--" in words else len(words)
     process = start_detached([*words[:at], f"--log-file={log_file}", *words[at:]], log_file, os.environ)
@@ -266,19 +268,22 @@ def uninstall(state_dir: Path, yes: bool) -> None:
     help="Seconds to wait for the node's machine.",
 )
 @log.level_option
-def worker(host: str, overrides: tuple[str, ...], state_dir: Path, patience: float, log_level: str) -> None:
+@log.log_file_option
+def worker(
+    host: str, overrides: tuple[str, ...], state_dir: Path, patience: float, log_level: str, log_file: str
+) -> None:
     """Give this machine to the trainer of a node of several machines.
 
     HOST:PORT is the `rendezvous` that the node was joined with, on the machine that has its daemon. Settings of
     this machine (device, ranks, threads, bf16, compile, data, model) are read as `atoll node join` reads them. The
     machines of a node trust each other: use a private network.
     """
+    log.setup(log.LogSetup("worker", log_level, log_file))
     state_dir = state_dir.expanduser()
     config = load_settings(state_dir, overrides)
     demand("a node", "torch", "numba")
     from atoll.node.daemon.worker import Worker
 
-    log.setup(log_level)
     asyncio.run(Worker(host, config, state_dir, patience).run())
 
 

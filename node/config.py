@@ -7,6 +7,7 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.cores import core_share
 from atoll.comm.errors import ConfigError
 from atoll.comm.invite import split_host_port
+from atoll.comm.log import LogSetup
 
 # Environment variable: the file, JSON, in which a daemon says all that its trainer needs (`TrainerSpec`).
 SPEC = "ATOLL_TRAINER"
@@ -91,6 +92,7 @@ class TrainerSpec:
     moments: str = ""  # folder for the inner optimizer's state; empty: it is not kept
     command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
     lan: bool = False  # the run's data may be in this machine's own network, where its coordinator is
+    log: LogSetup = LogSetup("trainer")  # to stderr, which is the trainer's log
 
 
 def threads_of(config: NodeConfig) -> tuple[int, str]:

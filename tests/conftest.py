@@ -1,14 +1,19 @@
-"""What all tests share: how hypothesis draws, the threads of arithmetic, a server that speaks S3, and what tests
-marked `root` need."""
+"""What all tests share: how hypothesis draws, the threads of arithmetic, logging as it was, a server that speaks
+S3, and what tests marked `root` need."""
 
+import logging
 import os
 import shutil
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from functools import cache
 
 import pytest
 from hypothesis import settings
+
+from atoll.comm import log
 
 # Before torch is imported: the test processes share the cores, and threads that wait for each other burn them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,6 +37,21 @@ def missing_for_networks() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and (why := missing_for_networks()):
         pytest.fail(f'it needs emulated networks, and {why}: run it as root, or leave it out with -m "not root"')
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """How a process logs is set up once in its life: what a test has changed in this one is put back."""
+    root, ours = logging.getLogger(), logging.getLogger("atoll")
+    handlers, levels, own = root.handlers[:], (root.level, ours.level), log._own
+    hooks = sys.excepthook, threading.excepthook
+    yield
+    log.status_line.use(None)
+    log._own = own
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+    sys.excepthook, threading.excepthook = hooks
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ from contextlib import suppress
 
 import msgspec
 
+from atoll.comm import log as logs
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.rate_limits import TokenBuckets
 from atoll.comm.strangers import Strangers, network_of
@@ -385,6 +386,7 @@ def main(spec: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     raise_limit()
     asked = msgspec.json.decode(spec, type=DoorSpec)
+    logs.setup(asked.log)
     ports = [Port(socket.socket(fileno=port.descriptor), port.path, port.limits) for port in asked.ports]
     Doorkeeper(asked.generation, asked.folder, socket.socket(fileno=asked.wire), ports).run()
     shutil.rmtree(asked.folder, ignore_errors=True)  # the service may have been killed

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from atoll.comm import log as logs
 from atoll.comm.errors import ResourceError
 from atoll.comm.ids import NodeId
 from atoll.comm.invite import join_host_port, split_host_port
@@ -157,7 +158,7 @@ class FrontDoor:
         ours, theirs = socket.socketpair()
         self._generation += 1
         ports = tuple(PortSpec(sock.fileno(), path, limits) for sock, path, limits in self._ports)
-        spec = DoorSpec(self._generation, self._folder, theirs.fileno(), ports)
+        spec = DoorSpec(self._generation, self._folder, theirs.fileno(), ports, logs.beside("door"))
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", MODULE, msgspec.json.encode(spec).decode()),

@@ -6,6 +6,7 @@ round trips, its proof the first call that shows a token or a session. A page's 
 
 from dataclasses import dataclass
 
+from atoll.comm.log import LogSetup
 from atoll.comm.rate_limits import RateLimit
 from atoll.comm.strangers import StrangerLimits
 
@@ -66,3 +67,4 @@ class DoorSpec:
     folder: str  # for the names of connections to the service
     wire: int  # descriptor of the wire to the service
     ports: tuple[PortSpec, ...]
+    log: LogSetup

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 
 from atoll.comm import faults
+from atoll.comm import log as logs
 from atoll.comm.config.run import RunConfig, to_json
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
@@ -264,6 +265,7 @@ class EventLoop:
         before = self.state
         self._machine.adopt(batch)
         self.telemetry.record_batch(before, batch.state, events, batch.records, batch.now)
+        logs.about(round=batch.state.round.number)
         for effect in batch.effects:
             match effect:
                 case Note(text, node):

@@ -4,6 +4,7 @@ process's end."""
 import msgspec
 
 from atoll.comm.config.run import WandbMode
+from atoll.comm.log import LogSetup
 from atoll.coordinator.tracking.sink import SinkKind
 
 
@@ -14,7 +15,7 @@ class SinkSpec(msgspec.Struct, frozen=True):
     state_dir: str
     run: str
     archive: str  # where old commit records are copied to; empty: nowhere
-    log_level: str
+    log: LogSetup
     wandb_id: str = ""
     wandb_mode: WandbMode = WandbMode.DISABLED
 

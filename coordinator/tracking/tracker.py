@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from atoll.comm import log as logs
 from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.events import Effect, Publish
@@ -56,11 +57,10 @@ class Tracker:
 
     def __init__(self, config: RunConfig, journal: Journal, state_dir: Path, archive: str = "") -> None:
         """`archive`: where old commit records are copied to. Raises `ConfigError` and `JournalFull`."""
-        level = logging.getLevelName(logging.getLogger("atoll").level).lower()
-        level = level if level in ("debug", "info", "warning", "error") else "info"
 
         def spec(kind: SinkKind, wandb_id: str = "", mode: WandbMode = WandbMode.DISABLED) -> SinkSpec:
-            return SinkSpec(kind, str(state_dir.absolute()), config.name, archive, level, wandb_id, mode)
+            how = logs.beside(kind)
+            return SinkSpec(kind, str(state_dir.absolute()), config.name, archive, how, wandb_id, mode)
 
         self._sinks = list[_SinkProcess]()
         if (mode := wandb_mode(config)) is not WandbMode.DISABLED:

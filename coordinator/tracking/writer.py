@@ -81,7 +81,7 @@ def main() -> None:
     os.nice(NICENESS)
     lines = sys.stdin.buffer
     spec = msgspec.json.decode(lines.readline(), type=SinkSpec)
-    logs.setup(spec.log_level)
+    logs.setup(spec.log)
     inbox = Inbox(lines)
     threading.Thread(target=_end_in_time, args=(inbox,), name="deadline", daemon=True).start()
     try:
@@ -112,6 +112,7 @@ def follow(sink: Sink, records: RunRecords, inbox: Inbox, news: WandbNews | None
     while True:
         while batch := list(islice(records.iter_rounds(sink.last, BATCH), BATCH)):
             for record in batch:
+                logs.about(round=record.round)
                 sink.write(row(record))
                 if news is not None:
                     news.take(record)

@@ -305,7 +305,7 @@ def report(message: DonorUp | DonorProgress | RecoveryFigures) -> None:
 
 def main() -> None:
     """Be the process whose orders are the first line of the standard input."""
-    log.setup()
+    log.setup(log.LogSetup("peer"))
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=DonorSpec)
     try:
         asyncio.run(serve(spec))

@@ -388,7 +388,7 @@ def report(message: ToBench) -> None:
 
 def main() -> None:
     """Run a peer as a process; its errors are one sentence on the standard error."""
-    log.setup()
+    log.setup(log.LogSetup("peer"))
     try:
         asyncio.run(serve())
     except* AtollError as errors:

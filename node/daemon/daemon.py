@@ -19,6 +19,7 @@ from typing import Any, assert_never
 import psutil
 from msgspec.structs import replace
 
+from atoll.comm import log as logs
 from atoll.comm.codecs.factory import codec_of
 from atoll.comm.codecs.warm_up import warm_up_in_thread
 from atoll.comm.config.beginning import beginning
@@ -145,7 +146,8 @@ class Daemon:
         moments = self._options.state_dir / "inner" / self._member.mark.hex() if self._config.durable else ""
         command = self._options.command
         lan = self._member.private_addresses
-        spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments), command, lan)
+        how = replace(logs.beside("trainer"), file="")
+        spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments), command, lan, how)
         about = self._on_trainer, self._on_trainer_down, self._on_trainer_death
         return TrainerSupervisor(spec, self._options.state_dir, *about)
 

@@ -7,6 +7,8 @@ traceback, in which only the exit code of the first rank that failed is news.
 import re
 from dataclasses import dataclass
 
+from atoll.comm.log_lines import sentence_of
+
 # Lines of torch's own logger (W1123 12:17:05.143000 18575 torch/...), and torchrun's remark on threads.
 LOGGED_BY_TORCH = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d|Setting OMP_NUM_THREADS environment variable for each")
 EXCEPTION = re.compile(r"(\[rank\d+\]: ?)?([A-Za-z_]\w*\.)*[A-Za-z_]\w*(Error|Exception|Interrupt)\b")
@@ -28,7 +30,7 @@ class LastWords:
 def last_words(log: str) -> LastWords:
     """What a log's end says. The last line that has letters and is not torch's; of ranks under torchrun the last
     exception's, where it was not a signal that ended them."""
-    lines, code = log.splitlines(), None
+    lines, code = [sentence_of(line) for line in log.splitlines()], None
     gone = PEER_GONE.search(log) is not None
     report = next((i for i in reversed(range(len(lines))) if TORCHRUN_REPORT.match(lines[i])), None)
     if report is not None:

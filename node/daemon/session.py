@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
+from atoll.comm import log as logs
 from atoll.comm.addresses import is_local_host
 from atoll.comm.allreduce.input_signer import InputSigner
 from atoll.comm.config.run import RunConfig, from_json
@@ -214,6 +215,7 @@ class CoordinatorSession:
     def _adopt(self, reply: pb.JoinReply) -> None:
         """Be the node that the coordinator says this is, now and when it starts again."""
         self.me = NodeId(reply.node_id)
+        logs.about(run=reply.run, node=self.me)
         self.mark, self.address = reply.mark, reply.address
         self.gateway.learn(reply.gateways)
         self.plane.identify(self.me, RunKey(reply.data_key_number, reply.data_key))
@@ -248,6 +250,7 @@ class CoordinatorSession:
         members."""
         roster, members = self.control.roster, None
         async for view in self.control.watch():
+            logs.about(round=view.committed + 1)
             if roster.members is not members:
                 members = roster.members
                 self.plane.admit(members, RunKey(roster.number, roster.data_key))

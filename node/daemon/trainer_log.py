@@ -1,9 +1,11 @@
 """The trainer's log: what its processes print, in the state directory, of bounded size.
 
-The trainer writes through a file that the supervisor opened, for days; `bound` is called from time to time, and
-when the trainer is started. Two files: `trainer.log`, and before it `trainer.log.1`.
+The trainer writes through a file that was opened for it, for days; it is moved away when it is large, before a
+trainer starts and from time to time. Two files: `trainer.log`, and before it `trainer.log.1`.
 """
 
+import asyncio
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import BinaryIO
 from atoll.comm.errors import ResourceError
 from atoll.node.daemon.last_words import LastWords, last_words
 
+log = logging.getLogger("atoll.node")
+CHECK_SECONDS = 60.0  # between two looks at the size
 LIMIT_BYTES = 8 << 20  # bytes of trainer.log, after which its content moves to trainer.log.1
 TAIL_BYTES = 32 << 10  # in which the last words are looked for; torchrun's report has 300 a rank
 
@@ -35,6 +39,19 @@ class TrainerLog:
             return file
         except OSError as error:
             raise ResourceError(f"cannot write {self._path}: {error.strerror}") from None
+
+    async def keep_bounded(self) -> None:
+        """`try_to_bound` it now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            await self.try_to_bound()
+
+    async def try_to_bound(self) -> None:
+        """`bound` it. A disk that does not let it is no reason to stop: the log may still be written."""
+        try:
+            await asyncio.to_thread(self.bound)
+        except ResourceError as error:
+            log.warning(str(error))
 
     def bound(self) -> None:
         """Move the content of a log beyond its limit to `trainer.log.1`. By copy, as a living process writes to
@@ -63,10 +80,10 @@ class TrainerLog:
 
     def _tail(self, path: Path) -> str:
         try:
-            with open(path, "rb") as log:
-                size = log.seek(0, os.SEEK_END)
+            with open(path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
                 begin = self._start if self._start <= size else 0
-                log.seek(max(begin, size - TAIL_BYTES))
-                return log.read(TAIL_BYTES).decode(errors="replace")
+                file.seek(max(begin, size - TAIL_BYTES))
+                return file.read(TAIL_BYTES).decode(errors="replace")
         except OSError as error:
             raise ResourceError(f"cannot read {path}: {error.strerror}") from None

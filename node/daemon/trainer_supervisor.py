@@ -46,7 +46,6 @@ START_SECONDS = 300.0  # until a trainer has to say hello, at least: torch, and 
 COMMAND_START_SECONDS = 3600.0
 PREPARATION_SECONDS = 3600.0  # without a word, of a trainer that is there and takes no orders yet
 STOP_SECONDS = 3.0  # that the built-in trainer has to end by itself
-LOG_CHECK_SECONDS = 60.0  # seconds between two looks at the size of the trainer's log
 
 
 class TrainerFailed(AtollError):
@@ -150,7 +149,7 @@ class TrainerSupervisor:
         self._left_loop = self._hung = self._wanted_again = False
         self._kills = oom_kills()
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
-        await self._bound_log()
+        await self._log.try_to_bound()
         while not self._connected.empty():  # of one that connected when it was given up
             self._connected.get_nowait().close()
         if (node := self._spec.node).machines > 1:
@@ -167,7 +166,7 @@ class TrainerSupervisor:
             )
         connecting = asyncio.create_task(self._connected.get())
         exited = asyncio.create_task(process.wait())
-        bounding = asyncio.create_task(self._keep_log_bounded())
+        bounding = asyncio.create_task(self._log.keep_bounded())
         try:
             # One that does not come up is ended and started again; one that is busy loading is not.
             several = self._spec.node.machines > 1  # whose launchers wait for each other
@@ -190,17 +189,6 @@ class TrainerSupervisor:
         await self._hear_other_ranks()
         self._exit_code = exited.result()
         return "was ended" if not began and not ended else f"ended with {exit_in_words(self._exit_code)}"
-
-    async def _keep_log_bounded(self) -> None:
-        while True:
-            await asyncio.sleep(LOG_CHECK_SECONDS)
-            await self._bound_log()
-
-    async def _bound_log(self) -> None:
-        try:
-            await asyncio.to_thread(self._log.bound)
-        except ResourceError as error:
-            log.warning(str(error))  # the log may still be written: it is no reason to stop
 
     async def _listen(self, end: DaemonEnd) -> None:
         self._end, takes_orders = end, False

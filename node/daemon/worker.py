@@ -20,13 +20,15 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.comm import log as logs
 from atoll.comm.cores import take_part
 from atoll.comm.errors import ConfigError, ResourceError, Unreachable
 from atoll.comm.invite import split_host_port
 from atoll.comm.xdg import cache_dir
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon.state_dir import TRAINER_SPEC, exclusive, on_signals
-from atoll.node.daemon.trainer_supervisor import end_launcher
+from atoll.node.daemon.trainer_log import TrainerLog
+from atoll.node.daemon.trainer_supervisor import end_launcher, exit_in_words
 
 log = logging.getLogger("atoll.node")
 
@@ -44,6 +46,7 @@ class Worker:
             raise ConfigError("memory= is for the machine with the node's daemon, which looks at it: leave it out")
         self._config, self._state_dir, self._patience = replace(config, rendezvous=host), state_dir, patience
         self._over = asyncio.Event()
+        self._log = TrainerLog(state_dir)
 
     async def run(self) -> None:
         """Take part until the node has left its run. Raises `Unreachable` where its machine does not answer, and
@@ -97,22 +100,33 @@ class Worker:
         cache, spec_file = cache_dir(folder.absolute()), folder / TRAINER_SPEC
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            spec_file.write_bytes(msgspec.json.encode(TrainerSpec(node=self._config, cache=str(cache))))
+            how = msgspec.structs.replace(logs.beside("trainer"), file="")
+            spec_file.write_bytes(msgspec.json.encode(TrainerSpec(node=self._config, cache=str(cache), log=how)))
         except OSError as error:
             raise ResourceError(f"cannot write {spec_file}: {error.strerror}") from None
         log.info(
             f"found the node at {self._config.rendezvous}: its trainer starts when it has its machines; where it "
-            "has all of them already, this one waits for one to go"
+            f"has all of them already, this one waits for one to go; what it prints is in {self._log.path}"
         )
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
-        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+        await self._log.try_to_bound()
+        with self._log.open() as out:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
+            )
         ended, over = asyncio.create_task(process.wait()), asyncio.create_task(self._over.wait())
+        bounding = asyncio.create_task(self._log.keep_bounded())
         try:
             await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
+            bounding.cancel()
             await end_launcher(process)
         code = await ended
         if code and not self._over.is_set():
-            log.warning(f"the trainer ended (exit code {code}); this machine waits for the next one")
+            words, path = self._log.last_words()
+            log.warning(
+                f"the trainer ended ({exit_in_words(code)}; {words.line or 'it said nothing'}, see {path}); this "
+                "machine waits for the next one"
+            )
         return 0 if self._over.is_set() else code

@@ -10,6 +10,7 @@ configuration names (`atoll.node.engines.titan_components`); nothing of it is ch
 
 import argparse
 import io
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -28,7 +29,7 @@ from atoll.node.participant.batches import RunTokens, Share
 from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, read_spec
 from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
-from atoll.node.trainer.process import LocalRank, choose_device, endings_told, rank_process_group
+from atoll.node.trainer.process import LocalRank, choose_device, logged_as, rank_process_group
 
 # What stands before the run's and the node's settings. The fully_shard of torch 2.13 knows DTensors only: of
 # parameters with torchtitan's own annotations (spmd_types, its default) it says that they are plain tensors.
@@ -42,8 +43,8 @@ def main(group: str) -> None:
     me = LocalRank.of_environment()
     # As torchtitan has it where it makes the process group: its backward pass is of one thread.
     torch.autograd.set_multithreading_enabled(False)
-    with endings_told(f"trainer rank {me.rank}"):
-        spec = read_spec() or TrainerSpec()
+    spec = read_spec() or TrainerSpec()
+    with logged_as(f"trainer rank {me.rank}", spec.log):
         with failures_reported(spec.channel):
             device = choose_device(spec.node, me)
         with rank_process_group(spec, me, device, group):  # torchtitan takes one that is there
@@ -59,8 +60,8 @@ def take_part(device: torch.device) -> None:
     with failures_reported(spec.channel, link):
         config = load_config(spec.run, own)
         check_device(device)
-        if ranks.rank == 0:
-            log_titan()
+        if ranks.rank:  # torchtitan's own lines, its throughput and MFU among them, are rank 0's alone
+            logging.getLogger().setLevel(logging.WARNING)
         data = RunTokens.open(spec, ranks, link)
         apply_run(config, spec, data, ranks.size)
         with refusals_told("its trainer cannot be built"):
@@ -134,13 +135,6 @@ def words_in_box(text: str) -> str:
         else:
             blocks[-1].append(bare)
     return " ".join(blocks[1] if len(blocks) > 1 else blocks[0])
-
-
-def log_titan() -> None:
-    """Have torchtitan's own lines, its throughput and MFU among them, in the trainer's log."""
-    from torchtitan.tools.logging import init_logger
-
-    init_logger()
 
 
 def check_device(device: torch.device) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import click
+import msgspec
 
 from atoll.comm import log
 from atoll.comm.descriptors import raise_limit
@@ -65,6 +66,7 @@ MEGABIT = 125e3  # bytes
 @click.option("--entrance", default=-1, hidden=True, help="Descriptor of the socket from where it is to lead on.")
 @log.level_option
 @log.log_file_option
+@click.option("--log-setup", default="", hidden=True, help="How the daemon wants it to log, as JSON.")
 def gateway(
     state_dir: Path,
     listen: tuple[str, ...],
@@ -78,7 +80,8 @@ def gateway(
     wire: int,
     entrance: int,
     log_level: str,
-    log_file: Path | None,
+    log_file: str,
+    log_setup: str,
 ) -> None:
     """Make members and coordinators reachable that cannot be dialled, by libp2p.
 
@@ -100,7 +103,9 @@ def gateway(
         raise ConfigError("--relay needs --listen: others have to be able to dial a relay")
     if announce and not listen:
         raise ConfigError("--announce needs --listen")
-    log.setup(log_level, log_file)  # first: a node's gateway has no terminal to say what it lacks
+    logs = log.LogSetup("gateway", log_level, log_file)
+    # First: a node's gateway has no terminal to say what it lacks.
+    log.setup(msgspec.json.decode(log_setup, type=log.LogSetup) if log_setup else logs)
     demand("atoll gateway", "hivemind")
     raise_limit()
     from atoll.node.gateway.gateway import Gateway, GatewayOptions

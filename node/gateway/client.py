@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from atoll.comm import log as log_setup
+from atoll.comm import log as logs
 from atoll.comm.errors import Unreachable
 from atoll.comm.extras import demand, lacking
 from atoll.comm.invite import Invite, join_host_port, split_host_port
@@ -239,7 +239,7 @@ def gateway_words(
 ) -> list[str]:
     """The command line of the gateway beside a node. `wire`: the descriptor of its socket to this process;
     `entrance`: of the port that leads to the coordinator. Where the node logs to a file, the gateway has one of
-    its own: a process does not follow another to its next file."""
+    its own."""
     words = [sys.executable, "-P", "-m", "atoll.comm.cli", "gateway"]
     words += [f"--state-dir={state_dir}", f"--wire={wire}"]
     words += [f"--peer={multiaddr}" for multiaddr in gateways]
@@ -252,8 +252,7 @@ def gateway_words(
             f"--announce={offer.multiaddr(offer.host)}",
             "--relay",
         ]
-    beside = log_setup.file_beside("gateway")
-    return words if beside is None else [*words, f"--log-file={beside}"]
+    return [*words, f"--log-setup={msgspec.json.encode(logs.beside('gateway')).decode()}"]
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

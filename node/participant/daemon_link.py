@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from atoll.comm import log
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.config.run import from_json, to_json
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
@@ -30,8 +31,8 @@ def read_spec() -> TrainerSpec | None:
 
 
 def agreed_spec(ranks: RankGroup) -> TrainerSpec:
-    """Agree on the spec of this rank, with the run and network of rank 0's. Every rank must call it. Raises
-    `ConfigError` where no daemon has started this."""
+    """Agree on the spec of this rank, with the run and network of rank 0's, and log as its node. Every rank must
+    call it. Raises `ConfigError` where no daemon has started this."""
     spec = read_spec()
     if spec is None and ranks.rank == 0:
         raise ConfigError(
@@ -40,7 +41,9 @@ def agreed_spec(ranks: RankGroup) -> TrainerSpec:
     spec = spec or TrainerSpec()
     encoded = ranks.broadcast(to_json(spec.run))
     lan = ranks.broadcast(b"lan" if spec.lan else b"") == b"lan"  # other machines do not know the coordinator
-    return replace(spec, run=from_json(encoded), lan=lan) if ranks.rank else spec
+    spec = replace(spec, run=from_json(encoded), lan=lan) if ranks.rank else spec
+    log.about(run=spec.run.name, node=ranks.broadcast(spec.log.node.encode()).decode())
+    return spec
 
 
 class DaemonLink:

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from atoll.comm import log
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.faults import fault_point
@@ -299,6 +300,7 @@ class Participant:
         go on from there, order after order, until another command comes: that one is returned."""
         self._before_round()
         cursor = self._cursor = TrainingCursor(self.config, order)
+        log.about(round=order.round)
         if order.doubted_round:
             self._checkpoint.discard(order.doubted_round)
             self._round_checkpoint.forget()
@@ -517,5 +519,5 @@ def participate(
                 checkpoint.close()  # what is being written is finished
         link.close()
     except AtollError as error:
-        print(f"trainer rank {rank}: {error}{script_place(error)}", file=sys.stderr)
+        log.complain(f"trainer rank {rank}", f"{error}{script_place(error)}")
         sys.exit(error.exit_code)

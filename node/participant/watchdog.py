@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+from atoll.comm import log
 from atoll.comm.child_process import GRACE_SECONDS
 
 REARM_INTERVAL = 1.0  # seconds between two settings of the alarm; at most that much too early is it
@@ -48,6 +49,6 @@ def end_late_script() -> None:
     """End this process if it still runs `GRACE_SECONDS` from now, with the stacks of all threads in the trainer's
     log: for a thread that has seen the daemon go."""
     time.sleep(GRACE_SECONDS)
-    print(f"the node is gone for {GRACE_SECONDS:g} s, and this script still runs: it is ended", file=sys.stderr)
+    log.complain("trainer", f"the node is gone for {GRACE_SECONDS:g} s, and this script still runs: it is ended")
     faulthandler.dump_traceback(sys.stderr)
     os._exit(1)

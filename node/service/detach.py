@@ -8,11 +8,11 @@ from pathlib import Path
 
 from atoll.comm.errors import AtollError
 from atoll.comm.exit_codes import ExitCode
+from atoll.comm.log_lines import ending_in, sentence_of
 from atoll.comm.readiness import VARIABLE, ready_socket
 
 LOG_FILE = Path("logs", "node.log")  # in the state directory
 LOOK_SECONDS = 0.2  # between two looks at whether the node has ended
-SENTENCE = "atoll: "  # before the sentence with which a command ends
 TAIL_BYTES = 64 << 10  # of the log, in which that is
 
 
@@ -54,11 +54,10 @@ def start_detached(words: list[str], log: Path, environment: Mapping[str, str]) 
 
 def _last_sentence(said: str, code: int) -> str:
     lines = said.splitlines()
-    at = max((i for i, line in enumerate(lines) if line.startswith(SENTENCE)), default=None)
-    if at is not None:
-        return "\n".join(lines[at:]).removeprefix(SENTENCE)
+    if (sentence := ending_in(lines)) is not None:
+        return sentence
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return f"the node {how}" + (f"; it last said: {lines[-1]}" if lines else "")
+    return f"the node {how}" + (f"; it last said: {sentence_of(lines[-1])}" if lines else "")
 
 
 def _read(log: Path, begin: int) -> str:

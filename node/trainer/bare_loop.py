@@ -26,14 +26,14 @@ from atoll.node.participant.daemon_link import DaemonLink, failures_reported, re
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.loss import placed
 from atoll.node.trainer.model import blocks_of, build, init_parameters
-from atoll.node.trainer.process import LocalRank, choose_device, endings_told
+from atoll.node.trainer.process import LocalRank, choose_device, logged_as
 from atoll.node.trainer_channel import Hello, Initialise, Initialised, Progress, Ready, Stop, Train
 
 
 def main() -> None:
     """Serve orders until the other side is gone."""
     spec, me = read_spec() or TrainerSpec(), LocalRank.of_environment()
-    with endings_told(f"bare rank {me.rank}"), failures_reported(spec.channel):
+    with logged_as(f"bare rank {me.rank}", spec.log), failures_reported(spec.channel):
         device = choose_device(spec.node, me)
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         serve(spec, me, device)

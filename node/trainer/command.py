@@ -6,6 +6,7 @@ kernel sends this process a SIGTERM. A script whose channel is closed ends by it
 """
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 from atoll.comm.child_process import GRACE_SECONDS, die_with_parent
 from atoll.node.trainer_channel import Failed, TrainerEnd
 
+log = logging.getLogger("atoll.trainer")
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 TERMINATE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 POLL_SECONDS = 0.05  # between two looks whether a signal came, where they cannot be waited for
@@ -50,7 +52,7 @@ def run_command(command: tuple[str, ...], channel: str) -> int:
 
 
 def _refuse(channel: str, sentence: str) -> int:
-    print(sentence, file=sys.stderr)
+    log.error(sentence)
     with suppress(OSError):  # the daemon is gone
         end = TrainerEnd(channel)
         end.send(Failed(sentence))

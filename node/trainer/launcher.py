@@ -23,7 +23,9 @@ from typing import Any
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
+from atoll.comm import log as logs
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.config.engine import Engine
 from atoll.comm.invite import split_host_port
@@ -33,6 +35,7 @@ from atoll.node.trainer.command import run_command
 
 # Seconds: until all machines must be there, and how long those that are there wait for more than are needed.
 RENDEZVOUS_SECONDS = {"join_timeout": 7 * 86400, "last_call_timeout": 10, "keep_alive_interval": 2}
+log = logging.getLogger("atoll.trainer")
 STORE_SECONDS = 60.0  # until the store must answer
 MACHINES_KEY, ENGINE_KEY = "atoll machines", "atoll engine"
 
@@ -44,6 +47,7 @@ def main() -> int:
     parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
     path = Path(parser.parse_args().spec).resolve()
     spec = msgspec.json.decode(path.read_bytes(), type=TrainerSpec)
+    logs.setup(replace(spec.log, process="launcher"))
     if not spec.command:
         spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
     set_environment(spec, path)
@@ -99,7 +103,7 @@ def launch(spec: TrainerSpec, path: Path) -> int:
         store = open_store(spec.node, spec.run.engine) if spec.node.rendezvous and spec.channel else None
         place = meeting(spec, work)
     except (OSError, DistError) as error:
-        print(f"launch: cannot meet other machines at {spec.node.rendezvous}: {error}", file=sys.stderr)
+        log.error(f"cannot meet other machines at {spec.node.rendezvous}: {error}")
         return 1
     config = LaunchConfig(
         nproc_per_node=spec.node.ranks,
@@ -118,10 +122,10 @@ def launch(spec: TrainerSpec, path: Path) -> int:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        print(f"launch: rank {rank} ended with {how}", file=sys.stderr)
+        log.error(f"rank {rank} ended with {how}")
         return code if code > 0 else 1
     except (RendezvousError, DistError) as error:
-        print(f"launch: the machines did not meet at {spec.node.rendezvous}: {error}", file=sys.stderr)
+        log.error(f"the machines did not meet at {spec.node.rendezvous}: {error}")
         return 1
     except SignalException as error:
         return 128 + error.sigval

@@ -7,11 +7,11 @@ daemon answers with a new trainer.
 """
 
 import argparse
+import logging
 import os
 import platform
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import psutil
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
+from atoll.comm import log as logs
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import Checkpointing, Device, NodeConfig, TrainerSpec, threads_of
@@ -44,6 +46,7 @@ from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
 from atoll.node.trainer_channel import FIRST_STEP_SECONDS, MicroBatch
 
+log = logging.getLogger("atoll.trainer")
 COLLECTIVE_SHARE = 0.5  # of members.stall
 
 
@@ -81,8 +84,8 @@ def run_rank(group: str, take_part: Callable[[torch.device], None]) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
     me = LocalRank.of_environment()
-    with endings_told(f"trainer rank {me.rank}"), ExitStack() as stack:
-        spec = read_spec() or TrainerSpec()
+    spec = read_spec() or TrainerSpec()
+    with logged_as(f"trainer rank {me.rank}", spec.log), ExitStack() as stack:
         with failures_reported(spec.channel):
             spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
             device = choose_device(spec.node, me)
@@ -91,17 +94,20 @@ def run_rank(group: str, take_part: Callable[[torch.device], None]) -> None:
 
 
 @contextmanager
-def endings_told(name: str) -> Iterator[None]:
-    """End the process where what is in the context fails, and say in the trainer's log what it was: a sentence, or
-    the stack of a crash. `name`: of the rank."""
+def logged_as(name: str, how: logs.LogSetup) -> Iterator[None]:
+    """Have this rank's lines in the trainer's log, `how` its daemon wants it. End the process where what is in the
+    context fails, and log what it was: a sentence, or the stack of a crash."""
+    logs.setup(msgspec.structs.replace(how, process=name))
     try:
         yield
     except (AtollError, MicroBatchTooLarge) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        log.error(f"{name}: {error}")
         sys.exit(error.exit_code if isinstance(error, AtollError) else 1)
     except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
-        print(f"{name}: {traceback.format_exc()}", file=sys.stderr)
+        log.critical(f"{name}: a fault of the program", exc_info=True)
         sys.exit(1)
+    finally:
+        logs.flush()
 
 
 def take_part(device: torch.device) -> None:

@@ -8,17 +8,16 @@ from atoll.comm.log_file import FORMER_FILES
 
 PROGRAM = """
 import logging, os, sys
-from pathlib import Path
 from atoll.comm import log, log_file
 log_file.LIMIT_BYTES = 2000
 log_file.LogFile.__init__.__defaults__ = (2000,)
-log.setup("info", Path(sys.argv[1]))
+log.setup(log.LogSetup("node", file=sys.argv[1]))
 for number in range(int(sys.argv[2])):
     logging.getLogger("atoll").info(f"line {number:06d}")
 os.write(1, b"of a library\\n")
 os.write(2, b"of a dying interpreter\\n")
 print("printed")
-print(log.file_beside("gateway"))
+print(log.beside("gateway").file)
 raise SystemExit("the last sentence")
 """
 

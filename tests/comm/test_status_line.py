@@ -2,7 +2,6 @@
 
 import io
 import logging
-from collections.abc import Iterator
 
 import pytest
 from terminals import Terminal
@@ -12,22 +11,14 @@ from atoll.comm.status_line import StatusLine, bar
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Logging is the process's: it is put back."""
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
-    root, ours = logging.getLogger(), logging.getLogger("atoll")
-    handlers, levels = root.handlers[:], (root.level, ours.level)
-    yield
-    log.status_line.use(None)
-    root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
 
 
 def test_lines_of_the_log_go_above_it_and_it_is_taken_away_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    log.setup()
+    log.setup(log.LogSetup("node"))
     assert log.status_line.show("1 of 2")
     logging.getLogger("atoll.node").info("a line")
     log.status_line.show("2 of 2")

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from atoll.comm.log_lines import sentence_of
+
 ROOT = Path(__file__).resolve().parents[2]
 ATOLL = [sys.executable, "-P", "-m", "atoll.comm.cli"]
 AN_HOUR_AHEAD = (
@@ -70,7 +72,7 @@ class Run:
         self._start = (*run, *overrides, "--state-dir", str(self.folder / "c"))
         self.restart(faults)
         self.page = until("the coordinator's page", self._url)
-        join = next(w for w in self.log("c").split() if w.startswith(f"{self.host}:")).strip(",")
+        join = next(w for w in self.said("c").split() if w.startswith(f"{self.host}:")).strip(",")
         self._ports = ("--listen", join, "--http", self.page.removeprefix("http://"))
 
     def restart(self, faults: str = "") -> None:
@@ -80,7 +82,7 @@ class Run:
 
     def _url(self) -> str:
         assert self.coordinator.poll() is None, self.log("c")
-        return next((w for w in self.log("c").split() if w.startswith("http://")), "")
+        return next((w for w in self.said("c").split() if w.startswith("http://")), "")
 
     def invite(self, uses: int, *options: str) -> str:
         command = [*ATOLL, "invite", "--state-dir", str(self.folder / "c"), "--uses", str(uses), *options]
@@ -151,6 +153,10 @@ class Run:
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
+
+    def said(self, name: str) -> str:
+        """The sentences of the log, whatever its lines are like."""
+        return "\n".join(map(sentence_of, self.log(name).splitlines()))
 
     def family(self, name: str) -> list[psutil.Process]:
         """The node's daemon, launcher and ranks."""

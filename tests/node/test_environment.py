@@ -58,8 +58,8 @@ def sample(option: click.Option) -> tuple[str, Any]:
             return other, other
         case click.FloatRange() | click.IntRange():
             return "7", 7
-        case click.Path():
-            return "/somewhere/else", Path("/somewhere/else")
+        case click.Path(type=kind):
+            return "/somewhere/else", Path("/somewhere/else") if kind is Path else "/somewhere/else"
         case _ if option.is_flag:
             return "1", True
         case _ if option.multiple:

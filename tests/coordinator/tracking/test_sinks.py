@@ -16,6 +16,7 @@ import wandb_server
 from watched_runs import record
 
 from atoll.comm.config.run import WandbMode
+from atoll.comm.log import LogSetup
 from atoll.coordinator.tracking.figures import row
 from atoll.coordinator.tracking.json_lines import FILE, JsonLines
 from atoll.coordinator.tracking.messages import SinkSpec
@@ -108,7 +109,7 @@ def test_rounds_are_there_once_after_three_processes_one_of_them_killed(
             for name, value in server.environment().items():
                 monkeypatch.setenv(name, value)
         mode = WandbMode.OFFLINE if read is not None else WandbMode.ONLINE
-        spec = SinkSpec(kind, str(tmp_path), "reef", "", "info", "ree5f001", mode)
+        spec = SinkSpec(kind, str(tmp_path), "reef", "", LogSetup("writer"), "ree5f001", mode)
         assert write(spec, 3, "closed") == 0
         assert write(spec, 7, "0" if kind is SinkKind.JSONL else "3.0") == 3
         there = write(spec, 9, "closed")

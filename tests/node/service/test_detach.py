@@ -10,7 +10,8 @@ from atoll.comm.exit_codes import ExitCode
 from atoll.node.service.detach import NotStarted, start_detached
 
 READY = "from atoll.comm.readiness import say_ready; say_ready()\n"
-LOG = "from atoll.comm import log; import sys, pathlib; log.setup('info', pathlib.Path(sys.argv[1]))\n"
+LOG = "from atoll.comm import log; import sys; log.setup(log.LogSetup('node', file=sys.argv[1]))\n"
+END = "from atoll.comm.log import say_ending; say_ending('no such run:\\nask', 5); raise SystemExit(5)\n"
 
 
 def start(program: str, log: Path, **environment: str) -> int:
@@ -33,13 +34,13 @@ def test_it_lives_on_in_a_session_of_its_own_without_the_joins_variables(tmp_pat
         process.wait()
 
 
+@pytest.mark.parametrize("lines", ["plain", "json"])
 @pytest.mark.parametrize("logs", ["", LOG], ids=["before it has a log", "in its log"])
-def test_what_ended_it_is_its_starters_to_say_with_the_same_code(logs: str, tmp_path: Path) -> None:
+def test_what_ended_it_is_its_starters_to_say_with_the_same_code(logs: str, lines: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("atoll: the sentence of another day\n")
-    program = f"{logs}import sys; print('atoll: no such run:\\nask', file=sys.stderr); sys.exit(5)"
     with pytest.raises(NotStarted, match="^no such run:\nask$") as failed:
-        start(program, log)
+        start(f"{logs}{END}", log, ATOLL_LOG=lines)
     assert failed.value.exit_code is ExitCode.REFUSED
 
 
@@ -49,3 +50,7 @@ def test_one_that_dies_without_a_word_is_told_of_too(tmp_path: Path) -> None:
     assert failed.value.exit_code is ExitCode.FAILED
     with pytest.raises(NotStarted, match="ended with exit code 1; it last said: ZeroDivisionError"):
         start("1 / 0", tmp_path / "log")
+    with pytest.raises(
+        NotStarted, match="ended with exit code 1; it last said: ZeroDivisionError: division by zero"
+    ):
+        start(f"{LOG}1 / 0", tmp_path / "log", ATOLL_LOG="json")
