@@ -164,11 +164,19 @@ class Waits(msgspec.Struct, tag=True, frozen=True):
     round: int
 
 
+class Passage(msgspec.Struct, frozen=True):
+    """Text of validation data, and how the model goes on with it."""
+
+    prompt: str
+    text: str
+
+
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
-    """The mean validation loss of the state of `round`."""
+    """The mean validation loss of the state of `round`, and what the model writes, if it was asked to."""
 
     round: int
     loss: float  # nats a token
+    passage: Passage | None = None
 
 
 class Rests(msgspec.Struct, tag=True, frozen=True):

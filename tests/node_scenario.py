@@ -294,7 +294,7 @@ def shown(effect: ef.Effect) -> str:
             return f"report that round {round_} has its inner steps"
         case ef.ReportReady(round_, c):
             return f"report {shown_steps(c.samples, c.skipped, c.front, c.steps, round_, c.loss, c.fresh)}"
-        case ef.ReportEvaluated(round_, loss):
+        case ef.ReportEvaluated(trainer.Evaluated(round_, loss)):
             return f"report a loss of {loss:g} of state {round_}"
         case ef.Depart():
             return "leave the run: all that was trained is committed"

@@ -20,7 +20,7 @@ from atoll.coordinator.service.journaled_machine import encode
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT
 from atoll.coordinator.state_machine import credit
 from atoll.coordinator.state_machine.credit import CreditBook, Work
-from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note, TrainerFigures
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note, Passage, TrainerFigures
 from atoll.coordinator.state_machine.members import Member, Members, MemberState
 from atoll.coordinator.state_machine.state import Phase, RoundState, State
 
@@ -111,6 +111,7 @@ def record(story: Story, number: int, before: int) -> CommitRecord:
         digests=dict.fromkeys(nodes, "cd" * 16),
         digests_equal=True,
         val_loss=None if number % 10 else loss + 0.03,
+        passage=None if number % 10 else Passage(nodes[0], "def f(x):\n", f"    return {number} * x"),
         void=void,
         committed_at=story.committed_at(number),
         names={n: name(n) for n in nodes},

@@ -129,7 +129,7 @@ DOORS: dict[str, str] = {
     "webhook",
     "coordinator.tracking": "tracker view wandb_settings",
     "node": "config devices engine_check memory preflight settings state_files top trainer_channel",
-    "node.data": "dataset manifest samples source store",
+    "node.data": "dataset detokenise manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.checks": "check machine needs reach",
     "node.control": "checkup client outbox reports round_account round_book",
@@ -140,7 +140,7 @@ DOORS: dict[str, str] = {
     "run_manifest saved_run snapshots uploader",
     "node.recovery": "recovery",
     "node.participant": "batches daemon_link flat_vector participant rank_group step_outcome",
-    "node.trainer": "optimizer process unfinished_step",
+    "node.trainer": "optimizer process unfinished_step writing",
     "node.daemon": "control_socket daemon join_checks reducer state_dir worker",
     "node.service": "detach installer join_command systemd uninstall",
 }

@@ -101,6 +101,9 @@ class DataSetConfig:
         yield 0 < self.weight < 1e9, f"{key}.weight is {self.weight:g}: it must be a number above 0"
 
 
+MAX_PASSAGE_TOKENS = 256  # each is a forward pass, and the next round waits for them
+
+
 @dataclass
 class DataConfig:
     """The data that a run trains on, and how often its anchor is evaluated."""
@@ -115,11 +118,16 @@ class DataConfig:
     val_every: int = 20  # kinds stdlib and bytes: every n-th file is validation
     val_batches: int = 4  # batches in one evaluation of the anchor
     eval_every: int = 1  # rounds, or turns of all fragments, between evaluations of the anchor
+    passage_tokens: int = 0  # that the model writes at each evaluation, for people to read; 0: none
 
     def rules(self) -> Iterator[Rule]:
         """Rules of the data and of its evaluations."""
         yield from positive("data", val_batches=self.val_batches, eval_every=self.eval_every)
         yield self.val_every >= 2, f"data.val_every is {self.val_every}: it must be 2 or more"
+        yield (
+            0 <= self.passage_tokens <= MAX_PASSAGE_TOKENS,
+            f"data.passage_tokens is {self.passage_tokens}: it must be 0 to {MAX_PASSAGE_TOKENS}",
+        )
         yield from name_rules("data.plugin", self.plugin)
         yield (
             bool(self.plugin) is (self.kind is DataKind.PLUGIN),

@@ -1077,17 +1077,25 @@ class LossEvaluated(_message.Message):
 
     ROUND_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     loss: _builtins.float
+    prompt: _builtins.str
+    """what the model was given to go on with, for people to read"""
+    text: _builtins.str
+    """what it wrote; empty: it was not asked to write"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         loss: _builtins.float = ...,
+        prompt: _builtins.str = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "prompt", b"prompt", "round", b"round", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

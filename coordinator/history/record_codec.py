@@ -28,7 +28,7 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.ids import NodeId
 from atoll.coordinator.causes.explanation import Verdict
 from atoll.coordinator.history.columns import Number, pack, unpack
-from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure, TrainerFigures
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure, Passage, TrainerFigures
 
 FORMAT = 1
 PLAIN, PACKED = 0, 1
@@ -75,7 +75,9 @@ class _Scalars(msgspec.Struct, array_like=True):
     committed_at: float
     config_digest: bytes
     decisions: tuple[Decision, ...]
-    verdict: Verdict | None = None  # a record of before there were any ends before it
+    # Records of before lack what follows.
+    verdict: Verdict | None = None
+    passage: Passage | None = None
 
 
 class _Floats(msgspec.Struct, array_like=True):

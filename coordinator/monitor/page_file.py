@@ -15,7 +15,7 @@ STYLES = ("vendor/uPlot.min.css", "colors.css", "style.css")
 LIBRARY = "vendor/uPlot.iife.min.js"
 SCRIPTS = (
     *("elements.js", "words.js", "server.js", "chart.js", "bars.js", "headline.js", "members.js", "links.js"),
-    *("contributions.js", "events.js", "node_view.js", "round_view.js", "scrubber.js", "main.js"),
+    *("contributions.js", "events.js", "node_view.js", "passage.js", "round_view.js", "scrubber.js", "main.js"),
 )
 
 

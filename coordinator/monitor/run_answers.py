@@ -102,12 +102,20 @@ class NotThere(AtollError):
     """What is asked for is not there; a sentence."""
 
 
+def passage_of(record: CommitRecord) -> Answer | None:
+    """What the model wrote after the round, and on whose word; None: it was not asked to."""
+    if (passage := record.passage) is None:
+        return None
+    return asdict(passage) | {"round": record.round, "name": record.names.get(passage.node, passage.node)}
+
+
 class RunAnswers:
     """The answers about one run. `query`: what was asked, by names."""
 
     def __init__(self, source: RunSource) -> None:
         self._source, self._records = source, source.records
         self._told: tuple[int, Answer] | None = None  # the last round, and its story
+        self._read: tuple[int, Answer | None] = (0, None)  # a round with a validation loss, and what was written
 
     @property
     def last(self) -> int:
@@ -169,6 +177,7 @@ class RunAnswers:
             "first_commit_at": float(at[0]) if len(at) else None,
             "last_commit_at": newest.committed_at if newest is not None else float(at[end - 1]) if end else None,
             "last_round": self._last_round(last) if last else None,
+            "passage": self._newest_passage(upto, newest),
             "last_recorded": int(rounds[-1]) if len(rounds) else 0,
         }
 
@@ -191,6 +200,17 @@ class RunAnswers:
                 },
             )
         return self._told[1]
+
+    def _newest_passage(self, upto: int, newest: CommitRecord | None) -> Answer | None:
+        """What the model wrote when its loss was last measured, by round `upto` or by the record behind it."""
+        if newest is not None and newest.passage is not None:
+            return passage_of(newest)
+        rounds, losses = self._records.series().columns("round", "val_loss")
+        measured = rounds[np.isfinite(losses) & (rounds <= upto)]
+        number = int(measured[-1]) if len(measured) else 0
+        if number != self._read[0]:
+            self._read = number, passage_of(self._record(number))
+        return self._read[1]
 
     def rounds(self, query: Query) -> bytes:
         """Commit records as JSON: of the rounds after `since`, `limit` of them, with these `fields`."""
@@ -236,6 +256,7 @@ class RunAnswers:
             "usual": usual,
             "why": round_story.why(record, usual),
             "verdict": round_story.verdict_of(record),
+            "passage": passage_of(record),
             "waterfall": round_story.waterfall(record),
             "slow": round_story.slow_nodes(record),
             "events": found_events(notes, after=since, limit=ROUND_EVENTS)["events"],

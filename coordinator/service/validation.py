@@ -42,6 +42,7 @@ MAX_MEMBER_BITMAP = 2048  # bytes
 MAX_CHUNK_BITMAP = 1 << 14  # bytes
 MAX_PLACES = 8 * MAX_MEMBER_BITMAP  # of a plan
 MAX_LIKENESSES = 16  # of one replay
+MAX_PASSAGE = 2000  # characters that a model wrote
 MAX_INCIDENTS, MAX_LINKS = 16, 16  # of one account of a round
 MAX_ACCOUNT_SECONDS = 1e6
 MAX_CLOCK_SECONDS = 1e10  # by which a clock may be off: one that begins in 1970
@@ -156,7 +157,8 @@ class Report:
         return ev.RoundAccounted(self.node, self.life, self.fence.round, account)
 
     def loss_evaluated(self, m: pb.LossEvaluated) -> ev.LossEvaluated:
-        return ev.LossEvaluated(self.node, self.life, m.round, _loss(m.loss))
+        passage = ev.Passage(self.node, _passage(m.prompt), _passage(m.text)) if m.text else None
+        return ev.LossEvaluated(self.node, self.life, m.round, _loss(m.loss), passage)
 
     def peer_unreachable(self, m: pb.PeerUnreachable) -> ev.PeerUnreachable:
         return ev.PeerUnreachable(self.node, self.life, _node(m.node_id), self.fence, text(m.reason))
@@ -389,6 +391,11 @@ def _link(sent: pb.LinkAccount) -> LinkAccount:
 
 def _seconds(what: str, value: float) -> float:
     return _within(what, value, 0, MAX_ACCOUNT_SECONDS)
+
+
+def _passage(text: str) -> str:
+    """A model's words as they may be shown: of bounded length, nothing that moves a cursor but to a new line."""
+    return "".join(c for c in text[:MAX_PASSAGE] if c.isprintable() or c in "\n\t")
 
 
 def _loss(value: float) -> float:

@@ -251,6 +251,15 @@ class ReplayReported:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """What the model wrote when its loss was measured, as the evaluator says: for people to read."""
+
+    node: NodeId
+    prompt: str  # validation data that it was to go on with
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class LossEvaluated:
     """The evaluator measured the validation loss of the state of `round`."""
 
@@ -258,6 +267,7 @@ class LossEvaluated:
     life: int
     round: int
     loss: float
+    passage: Passage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,6 +525,7 @@ class CommitRecord:
     # of each member: seconds from the first plan of the reduce until it had every sealed chunk
     exchange: dict[NodeId, float] = field(default_factory=dict)
     verdict: Verdict | None = None  # who or what was to blame, where the round was slow or something failed
+    passage: Passage | None = None  # of the anchor after the step
     # The service adds these when it keeps the record.
     config_digest: str = ""  # hex; of the run's config
     decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence

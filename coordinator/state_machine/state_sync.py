@@ -14,7 +14,14 @@ from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import beginning, inquiry, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
-from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired
+from atoll.coordinator.state_machine.events import (
+    Effect,
+    LayoutReported,
+    LossEvaluated,
+    Note,
+    Publish,
+    StateRepaired,
+)
 from atoll.coordinator.state_machine.members import VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.run_layout import RunLayout
 from atoll.coordinator.state_machine.state import (
@@ -71,16 +78,17 @@ def note_repair(state: State, event: StateRepaired, out: list[Effect]) -> State:
     return with_round(state, replace(state.round, changed=state.round.changed | {event.node: event.chunks}))
 
 
-def record_loss(state: State, node: NodeId, round_: int, loss: float) -> State:
-    """Enter the validation loss of the state of `round_`, if it comes from the evaluator."""
-    if node != state.round.evaluator or round_ != state.committed:
+def record_loss(state: State, event: LossEvaluated) -> State:
+    """Enter the validation loss of the newest state, and what the model wrote, if it comes from the evaluator."""
+    if event.node != state.round.evaluator or event.round != state.committed:
         return state
     state = with_round(state, replace(state.round, evaluator=None))
-    if round_ == 0:
-        return replace(state, initial_val_loss=loss)
-    if state.pending is None or state.pending.round != round_:
+    if event.round == 0:
+        return replace(state, initial_val_loss=event.loss)
+    if state.pending is None or state.pending.round != event.round:
         return state
-    return replace(state, pending=replace(state.pending, val_loss=rounded(loss, 24)))
+    record = replace(state.pending, val_loss=rounded(event.loss, 24), passage=event.passage)
+    return replace(state, pending=record)
 
 
 def settled_alike(a: State, b: State, one: bool = False) -> bool:

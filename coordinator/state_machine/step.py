@@ -204,8 +204,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return disputes.record_forgery(state, event, out)
         case ChunksMissing():
             return disputes.record_missing_chunks(state, event)
-        case LossEvaluated(node, _, round_, loss):
-            return state_sync.record_loss(state, node, round_, loss)
+        case LossEvaluated():
+            return state_sync.record_loss(state, event)
         case AuditReported():
             return audit.record(state, event, now, out)
         case ReplayReported():

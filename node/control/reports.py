@@ -54,9 +54,9 @@ class Reports:
         report = pb.StateRepaired(round=round_, chunks=chunks, whole=whole, disk=disk)
         self.control.report(pb.ReportRequest(fence=self._now(), state_repaired=report))
 
-    def loss(self, round_: int, loss: float) -> None:
-        """Report the validation loss of the round's state, in nats a token."""
-        report = pb.LossEvaluated(round=round_, loss=loss)
+    def loss(self, round_: int, loss: float, prompt: str = "", text: str = "") -> None:
+        """Report the validation loss of the round's state, in nats a token, and what its model writes."""
+        report = pb.LossEvaluated(round=round_, loss=loss, prompt=prompt, text=text)
         self.control.report(pb.ReportRequest(fence=self._now(round_), loss_evaluated=report))
 
     # Of a round

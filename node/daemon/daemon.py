@@ -319,8 +319,9 @@ class Daemon:
                 reports.steps_reached(round_)
             case ef.ReportReady(round_, contribution):
                 reports.contribution(round_, contribution)
-            case ef.ReportEvaluated(round_, loss):
-                reports.loss(round_, loss)
+            case ef.ReportEvaluated(Evaluated(round_, loss, passage)):
+                wrote = (passage.prompt, passage.text) if passage is not None else ()
+                reports.loss(round_, loss, *wrote)
             case ef.Depart():
                 self._over.set()
             case ef.RunFinished():

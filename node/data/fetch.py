@@ -130,7 +130,7 @@ class BlockFetcher:
         first_delay: float = FIRST_DELAY,
     ) -> None:
         """`sample_bytes`: of the tokens of a sample; `ranks`: processes that take turns on the same blocks."""
-        self._sets, self._cache, self._throttle = sets, cache, throttle
+        self.sets, self._cache, self._throttle = sets, cache, throttle
         self._sample_bytes, self._ranks, self._first_delay = sample_bytes, ranks, first_delay
         self._memory_bytes = max(memory_bytes, MIN_MEMORY_BLOCKS * max(s.manifest.format.size for s in sets))
         self._memory = OrderedDict[BlockId, Block]()
@@ -264,7 +264,7 @@ class BlockFetcher:
 
     def _bring(self, wanted: BlockId, urgent: bool) -> None:
         """Have the block on this machine; in memory, if it was not on the disk or somebody waits for it."""
-        fetched = self._sets[wanted.part]
+        fetched = self.sets[wanted.part]
         size = fetched.manifest.format.size
         if fetched.store.is_local and not urgent:
             return
@@ -288,7 +288,7 @@ class BlockFetcher:
             lock = self._list_locks.setdefault(place, threading.Lock())
         with lock:  # one thread fetches it
             if (found := self._lists.get(place)) is None:
-                shard = self._sets[wanted.part].manifest.shards[wanted.shard]
+                shard = self.sets[wanted.part].manifest.shards[wanted.shard]
                 name, size = shard.name + DIGESTS_SUFFIX, shard.blocks * DIGEST_SIZE
                 found = self._obtain(wanted.part, name, 0, size, bytes.fromhex(shard.digest), required=True)
                 if found is None:
@@ -325,7 +325,7 @@ class BlockFetcher:
     def _fetch_once(self, part: int, name: str, start: int, size: int, key: bytes) -> bytes:
         """The bytes, of the disk, or fetched while no other process of this machine does so. Raises
         `StoreError`."""
-        if self._sets[part].store.is_local:
+        if self.sets[part].store.is_local:
             return self._fetch(part, name, start, size, key)
         with self._cache.claimed(key):
             if (data := self._cache.read(key)) is None:
@@ -334,7 +334,7 @@ class BlockFetcher:
             return data
 
     def _fetch(self, part: int, name: str, start: int, size: int, key: bytes) -> bytes:
-        store = self._sets[part].store
+        store = self.sets[part].store
         if not store.is_local:
             self._throttle.wait(size)
         data = store.read(name, start, size)
@@ -346,7 +346,7 @@ class BlockFetcher:
         """Raise `ConfigError` where the store has another manifest than the run; a page of a server that is out of
         order is none."""
         with self._state:
-            now, fetched = time.monotonic(), self._sets[part]
+            now, fetched = time.monotonic(), self.sets[part]
             if now < self._manifest_looks.get(part, -math.inf) + MANIFEST_SECONDS:
                 return
             self._manifest_looks[part] = now
@@ -380,7 +380,7 @@ class BlockFetcher:
             self._memory.move_to_end(wanted)
             while self._used_memory > self._memory_bytes:
                 gone, _ = self._memory.popitem(last=False)
-                self._used_memory -= self._sets[gone.part].manifest.format.size
+                self._used_memory -= self.sets[gone.part].manifest.format.size
             self._arrived.notify_all()
 
     def _keep_list(self, place: tuple[int, int], digests: bytes) -> None:
@@ -403,14 +403,14 @@ class BlockFetcher:
     def _troubled(self, part: int, sentence: str) -> None:
         with self._state:
             known = self._troubles.get(part)
-            self._troubles[part] = public(sentence, self._sets[part].store)
+            self._troubles[part] = public(sentence, self.sets[part].store)
         if known is None:
             self.tell(sentence)
 
     def _wrong_list(self, part: int, name: str, sentence: str) -> None:
         with self._state:
             known = self._wrong_lists.get((part, name))
-            self._wrong_lists[part, name] = public(sentence, self._sets[part].store)
+            self._wrong_lists[part, name] = public(sentence, self.sets[part].store)
         if known is None:
             self.tell(sentence)
 
@@ -421,4 +421,4 @@ class BlockFetcher:
             if gone is not None:
                 self._answered.notify_all()
         if gone is not None:
-            self.tell(f"fetches the run's data again from {self._sets[part].store.url}")
+            self.tell(f"fetches the run's data again from {self.sets[part].store.url}")

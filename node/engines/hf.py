@@ -45,6 +45,7 @@ from atoll.node.trainer.process import (
     shard_model,
     share_cores,
 )
+from atoll.node.trainer.writing import PassageWriter
 from atoll.node.trainer_channel import LogLine, Preparing
 
 
@@ -61,12 +62,16 @@ def take_part(device: torch.device) -> None:
         model = build_model(spec, ranks, device, link)
         optimizer = make_optimizer(model, run.inner)
         steps = HfSteps(model, run, spec.node, ranks, device)
+        writer = PassageWriter(
+            lambda x: model(input_ids=x).logits, run, data, device, one_length=bool(spec.node.compile)
+        )
     torch.seed()  # adapters' dropout: torch begins with the same numbers on every rank of every node
     fill = initialise_adapters if run.hf.lora.rank else initialise
     with participate(
         model,
         optimizer,
         evaluate=lambda: steps.validation_loss(data),
+        write=writer.write,
         initialise=partial(fill, model),
         before_round=partial(share_cores, spec.node),
         token_flops=flops_per_token(model, run.model.seq_len),

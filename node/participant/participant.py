@@ -70,6 +70,7 @@ from atoll.node.trainer_channel import (
     Initialised,
     LogLine,
     LoopLeft,
+    Passage,
     Progress,
     Reached,
     Rests,
@@ -99,6 +100,7 @@ class Participant:
         round_checkpoint: RoundCheckpoint,
         share: Share,
         evaluate: Callable[[], float] | None,
+        write: Callable[[], Passage | None],
         initialise: Callable[[int], None] | None,
         before_round: Callable[[], None] | None,
         token_flops: float | None,
@@ -106,7 +108,7 @@ class Participant:
         self._spec, self._link, self._ranks = spec, link, ranks
         self._parameters, self._optimizers, self._checkpoint = parameters, optimizers, checkpoint
         self._round_checkpoint = round_checkpoint
-        self._share, self._evaluate, self._initialise = share, evaluate, initialise
+        self._share, self._evaluate, self._write, self._initialise = share, evaluate, write, initialise
         self._before_round = before_round or (lambda: None)
         self._guard = StepCheck(optimizers)
         clip = spec.run.inner.clip
@@ -289,11 +291,12 @@ class Participant:
         assert self._evaluate is not None, "the daemon asks a trainer that cannot evaluate"
         self.before_step()  # the parameters change
         modes = [part.training for part in self._parameters.parts]
-        loss = self._vectors.at_anchor(self._evaluate, in_training)
+        evaluate, write = self._evaluate, self._write
+        loss, passage = self._vectors.at_anchor(lambda: (evaluate(), write()), in_training)
         for part, training in zip(self._parameters.parts, modes, strict=True):
             part.train(training)
         (mean,) = self._ranks.total(bounded_loss(loss) / self._ranks.size)
-        self._link.send(Evaluated(round_, mean))
+        self._link.send(Evaluated(round_, mean, passage))
 
     def _train(self, order: Train) -> Turns:
         """Take steps, until told to finish or at the ceiling or the end of the lease, and hand over. With overlap
@@ -468,6 +471,7 @@ def participate(
     optimizer: Optimizer | Sequence[Optimizer],
     *,
     evaluate: Callable[[], float] | None = None,
+    write: Callable[[], Passage | None] = lambda: None,
     initialise: Callable[[int], None] | None = None,
     data_parallel: tuple[int, int] | None = None,
     before_round: Callable[[], None] | None = None,
@@ -483,6 +487,7 @@ def participate(
     `optimizer`: one or several. Their learning rate is set before each step.
     `evaluate`: returns the model's mean loss, nats a token, on this rank's share of validation data; where it is
     None, others measure.
+    `write`: returns, for people to read, a text and how the model goes on with it; called after `evaluate`.
     `initialise`: called on the run's first member, with the run's seed, to give the parameters their first values.
     `data_parallel`: (index, number) of this rank's share of a batch; None: (rank, ranks), each rank its own.
     `before_round`: called before each round.
@@ -509,7 +514,7 @@ def participate(
             checkpoint, round_checkpoint = copies
             participant = Participant(
                 *(spec, link, ranks, parameters, optimizers, checkpoint, round_checkpoint),
-                *(share, evaluate, initialise, before_round, token_flops),
+                *(share, evaluate, write, initialise, before_round, token_flops),
             )
             try:
                 yield participant

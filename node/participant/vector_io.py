@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 from torch import Tensor
@@ -16,6 +17,8 @@ from atoll.node.participant.flat_vector import ShardedParameters, map_vector
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer_channel import Attach, Ready, Train
 from atoll.outer_opt.overlap import rebase
+
+T = TypeVar("T")
 
 # Of the way that the parameters went in a round: by how much copies of them may be apart at its end.
 COPIES_APART = 0.01
@@ -103,7 +106,7 @@ class VectorIO:
             if order.rebased:
                 adopt(vectors.local, sent, rebase, lambda slot: not exchanged(slot))
 
-    def at_anchor(self, measure: Callable[[], float], keep: bool) -> float:
+    def at_anchor(self, measure: Callable[[], T], keep: bool) -> T:
         """Return what `measure` does with the anchor as parameters. With `keep` they are then as before, for which
         they are copied."""
         trained = self._parameters.copy() if keep else None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.state_machine.state import Work
+from atoll.node.trainer_channel import Evaluated
 
 # To the trainer
 
@@ -173,10 +174,9 @@ class ReportReady:
 
 @dataclass(frozen=True, slots=True)
 class ReportEvaluated:
-    """Report the validation loss of the state of `round`, in nats a token."""
+    """Report what a trainer has told of a state's validation loss."""
 
-    round: int
-    loss: float
+    evaluated: Evaluated
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,9 +154,9 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if not isinstance(state.trainer, Ahead) or state.trainer.round != round_:
                 return state
             return replace(state, trainer=replace(state.trainer, waits=True))
-        case trainer.Evaluated(round_, loss):
-            out.append(ReportEvaluated(round_, loss))
-            return replace(_evaluated(state), evaluated=round_)
+        case trainer.Evaluated():
+            out.append(ReportEvaluated(event))
+            return replace(_evaluated(state), evaluated=event.round)
         case EncodingBegun(work, norm, damping):
             # A report of what the node has dropped since, or begun anew, would have other steps weighed with these
             # tokens.

@@ -44,6 +44,7 @@ from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLar
 from atoll.node.trainer.micro_batch import MicroBatchStore
 from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
+from atoll.node.trainer.writing import PassageWriter
 from atoll.node.trainer_channel import FIRST_STEP_SECONDS, MicroBatch
 
 log = logging.getLogger("atoll.trainer")
@@ -125,10 +126,12 @@ def take_part(device: torch.device) -> None:
         accumulator = GradientAccumulator(model, spec.run, spec.node, ranks, device, store)
         found = accumulator.choose()
         link.send(MicroBatch(accumulator.plan.size))
+        writer = PassageWriter(model, spec.run, data, device, one_length=bool(spec.node.compile))
     with participate(
         model,
         optimizer,
         evaluate=lambda: accumulator.validation_loss(data),
+        write=writer.write,
         initialise=lambda seed: init_parameters(model, seed),
         before_round=partial(share_cores, spec.node),
     ) as run:

@@ -129,7 +129,8 @@ class Edge:
                     done.seen.add(node_id=other, up=x, down=y)
                 self.report(node, fenced(pb.ReportRequest(reduce_complete=done), fence))
             case ev.LossEvaluated(round=round_):
-                self.report(node, pb.ReportRequest(loss_evaluated=pb.LossEvaluated(round=round_, loss=y)))
+                told = pb.LossEvaluated(round=round_, loss=y, prompt=str(x), text=3000 * str(y))
+                self.report(node, pb.ReportRequest(loss_evaluated=told))
             case _:
                 pass
 

@@ -27,6 +27,8 @@ def test_the_headline_says_how_the_run_is_doing_when_it_is_finished_and_why_the_
     assert re.fullmatch(r"\d\.\d+ k", figures["Tokens a second"])
     assert re.fullmatch(r"in 1 h 4\d min", figures["Finished"])
     assert "gus had less" in reader.text("#phase")
+    assert reader.text("#passage-text") == "def f(x):\n    return 600 * x"
+    assert "After round 600, as ada says" in reader.text("#passage-says")
     why = reader.text("#last-round")
     assert why.startswith("Round 600 took 1 min 38 s (usually 1 min 00 s). The exchange took ")
     assert "longer than usual: ivy" in why and "times slower than usual" in why

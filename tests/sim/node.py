@@ -209,7 +209,7 @@ class Node(Process):
                 self.reports.steps_reached(round_)
             case ef.ReportReady(round_, contribution):
                 self._report_ready(round_, contribution)
-            case ef.ReportEvaluated(round_, loss):
+            case ef.ReportEvaluated(channel.Evaluated(round_, loss)):
                 self.reports.loss(round_, loss)
             case ef.Depart():
                 invariants.who_departs_takes_nothing_along(self)

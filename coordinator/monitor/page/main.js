@@ -65,6 +65,7 @@ byId("zoom-all").addEventListener("click", () => chart.all());
 function show(run) {
   current.run = run;
   showHeadline(run);
+  showPassage(run.passage);
   showGoodput(run);
   showMembers(run);
   fitScrubber(run);

@@ -45,6 +45,8 @@ async function showRound(number) {
     estimated ? element("p", { class: "says" }, "Estimated from each node's tokens and pace.") : null,
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Time of each node" }, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), rows)),
     more,
+    said.passage ? element("h3", {}, "What the model wrote after it") : null,
+    said.passage ? element("blockquote", { class: "passage", tabindex: "0" }, ...passageText(said.passage)) : null,
     element("h3", {}, "Events"),
     said.events.length ? element("ol", { class: "events" }, ...said.events.map(eventLine)) : element("p", {}, "None."),
   ]);

@@ -82,6 +82,19 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert run.state.last_counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})
 
 
+def test_what_the_model_writes_is_in_the_record_as_the_evaluator_says_it() -> None:
+    run = run_of_three(0.0)
+    run.steps()
+    run.do("reduce", [])
+    evaluator = run.state.round.evaluator
+    assert evaluator is not None and run.state.pending is not None
+    other = next(n for n in NODES if n != evaluator)
+    for node in (other, evaluator):
+        run.feed(ev.LossEvaluated(node, 1, 1, 2.0, ev.Passage(node, "def", f" {node}")))
+    record = run.state.pending
+    assert (record.passage, record.val_loss) == (ev.Passage(evaluator, "def", f" {evaluator}"), 2.0)
+
+
 def test_samples_whose_steps_were_left_out_are_consumed_and_count_for_nothing() -> None:
     run = run_of_three(0.0)
     run.do("wait", ["10"])

@@ -119,7 +119,7 @@ def test_machines_with_different_numbers_of_ranks_are_refused() -> None:
 
 def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
     async def story() -> None:
-        async with launched(tmp_path / "node", small()) as node:
+        async with launched(tmp_path / "node", small(data=DataConfig(passage_tokens=20))) as node:
             await node.attach()
             await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
             before = await node.ask(trainer_channel.Evaluate(0), trainer_channel.Evaluated)
@@ -128,7 +128,9 @@ def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
             node.anchor[:] = node.local
             after = await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
             assert abs(before.loss - math.log(256)) < 0.1  # an untrained model knows nothing
-            assert unmoved.loss == before.loss
+            assert unmoved == before
+            assert before.passage is not None and after.passage is not None, "it writes, for people to read"
+            assert after.passage.prompt == before.passage.prompt and after.passage.text != before.passage.text
             assert after.loss < before.loss - 1.5
             assert after.loss < ready.loss < before.loss
             node.end.send(trainer_channel.Stop())

@@ -1,0 +1,44 @@
+"""Tokens as text, for people to read."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.digest import digest
+from atoll.comm.errors import ConfigError
+from atoll.node.data.dataset import DataSetSource
+from atoll.node.data.fetch import FetchedSet
+from atoll.node.data.manifest import TOKENIZER
+from atoll.node.data.samples import Source
+from atoll.node.data.store import StoreError
+from atoll.node.data.tokenizer_files import MAX_FILE_BYTES, load_tokenizer
+
+Detokeniser = Callable[[Sequence[int]], str]
+
+
+def detokeniser(run: RunConfig, source: Source) -> Detokeniser | None:
+    """What makes text of a run's tokens; None: they are a plugin's or a script's own, this node lacks the package
+    `tokenizers`, or the data set's store does not give its tokenizer."""
+    if isinstance(source, DataSetSource):
+        return _of_data_set(source.fetcher.sets[0]) if find_spec("tokenizers") else None
+    return _of_bytes if run.data.kind in (DataKind.STDLIB, DataKind.BYTES) else None
+
+
+def _of_bytes(tokens: Sequence[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode(errors="replace")
+
+
+def _of_data_set(data_set: FetchedSet) -> Detokeniser | None:
+    try:
+        content = data_set.store.read_whole(TOKENIZER, MAX_FILE_BYTES)
+        if digest(content).hex() != data_set.manifest.tokenizer:
+            return None
+        tokenizer = load_tokenizer(content)
+    except (StoreError, ConfigError):
+        return None
+
+    def text(tokens: Sequence[int]) -> str:
+        found: str = tokenizer.decode([*tokens], skip_special_tokens=False)
+        return found
+
+    return text
