@@ -209,7 +209,7 @@ class RunAnswers:
         measured = rounds[np.isfinite(losses) & (rounds <= upto)]
         number = int(measured[-1]) if len(measured) else 0
         if number != self._read[0]:
-            self._read = number, passage_of(self._record(number))
+            self._read = number, passage_of(self._record(number)) if number else None
         return self._read[1]
 
     def rounds(self, query: Query) -> bytes:

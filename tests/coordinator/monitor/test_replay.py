@@ -45,6 +45,8 @@ def test_a_run_is_shown_as_of_any_of_its_rounds(state_dir: Path) -> None:
         losses = [r.val_loss for r in records.values() if r.val_loss is not None and r.round <= ROUNDS + 5]
         assert answers.past(ROUNDS + 5)["val_loss"] == pytest.approx(losses[-1])
         assert answers.past(10**9)["round"] == STORY.rounds
+        assert answers.past(1)["passage"] is None, "none was measured yet, also after one was asked for"
+        assert answers.past(19)["passage"]["round"] == answers.past(10)["passage"]["round"] == 10
         with pytest.raises(NotThere, match="there is no round 0"):
             answers.past(0)
 
