@@ -12,8 +12,8 @@ MUTATIONS = [
     Mutation(
         "exchanges are left at no charge with a good-bye",
         M + "step.py",
-        '            state = conduct.leave_exchange(state, node, "it left the run in the middle of an exchange", out)\n',
-        "",
+        "state = conduct.leave_exchange(state, node, ",
+        "conduct.leave_exchange(state, node, ",
         MISCONDUCT,
     ),
     Mutation(
