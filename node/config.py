@@ -152,8 +152,8 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(f"disk is {config.disk:g}: it must be 0 (what is needed) or a number of GB")
     if not 0 <= config.cache < 1e9:
         raise ConfigError(f"cache is {config.cache:g}: it must be 0 (keep nothing) or a number of GB")
-    if config.threads < 0:
-        raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or more")
+    if not 0 <= config.threads <= 1024:  # of more, no trainer could be started any more
+        raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or in 1 ... 1024")
     for setting in config.titan:
         if not setting.startswith("--") and ":" not in setting:
             raise ConfigError(

@@ -196,7 +196,10 @@ def _direction(seen: Observations, a: NodeId, b: NodeId) -> tuple[Path, Confiden
     ways = [path for path, heard in found.items() if heard]
     if len(ways) != 1:
         return None
-    return ways[0], Confidence.AGREED if len(seen.account(ways[0][1]).links) else Confidence.TOLD
+    sender, receiver = ways[0]
+    there = seen.account(receiver).link(sender)  # it lacks the acknowledgements that its peer does not send it
+    agrees = there is not None and there.mute >= MUTE_SECONDS
+    return ways[0], Confidence.AGREED if agrees else Confidence.TOLD
 
 
 # Loss and slowness

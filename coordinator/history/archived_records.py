@@ -8,7 +8,6 @@ from math import inf
 
 from atoll.coordinator.history.record_archive import RecordArchive
 from atoll.coordinator.history.record_codec import RecordView
-from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.history.series import SeriesTable
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
@@ -49,13 +48,12 @@ class ArchivedRecords:
     def decisions(self) -> list[tuple[float, Decision]]:
         """Every decision against a member, with the time of the commit that it came before; looked for in all
         records at the first call."""
-        last = self.series().last
         with self._turn:
             if self._decisions is None:
                 self._decisions = [
                     (view.committed_at, decision)
-                    for first in range(1, last + 1, ROUNDS)
-                    for view in self.views(range(first, first + ROUNDS))
+                    for first, last in self._archive.spans()
+                    for view in self.views(range(first, last + 1))
                     for decision in view.decisions
                 ]
             return self._decisions

@@ -93,7 +93,9 @@ class RecordArchive:
     def read(self, span: Span) -> Segment:
         """A whole segment. Raises `ResourceError` where it is gone or damaged."""
         try:
-            return segment.read(self._bytes(span, 0, None))
+            found = segment.read(self._bytes(span, 0, None))
+            _demand(found.header, span)
+            return found
         except BadRecord as error:
             raise ResourceError(self._damaged(span, error)) from None
 
@@ -104,7 +106,9 @@ class RecordArchive:
             end = PREFIX_SIZE + segment.header_size(head[:PREFIX_SIZE])
             if end > len(head):
                 head = self._bytes(span, 0, end)
-            return segment.read_header(head[PREFIX_SIZE:end])
+            header = segment.read_header(head[PREFIX_SIZE:end])
+            _demand(header, span)
+            return header
         except BadRecord as error:
             raise ResourceError(self._damaged(span, error)) from None
 
@@ -153,7 +157,10 @@ class RecordArchive:
     def _blocks(self, spans: Iterable[Span]) -> Iterator[F64]:
         for span in spans:
             try:
-                yield unpack_series(self.header(span).series, span[1] - span[0] + 1)
+                rows = unpack_series(self.header(span).series, span[1] - span[0] + 1)
+                if rows[:, SERIES.index("round")].tolist() != list(range(span[0], span[1] + 1)):
+                    raise BadColumn("its figures are of other rounds")
+                yield rows
             except BadColumn as error:
                 raise ResourceError(self._damaged(span, error)) from None
 
@@ -168,6 +175,12 @@ class RecordArchive:
 
     def _damaged(self, span: Span, error: Exception) -> str:
         return f"{self.place}/{segment.name_of(*span)} is damaged ({error}): put a copy of it back, or remove it"
+
+
+def _demand(header: SegmentHeader, span: Span) -> None:
+    """Raise `BadRecord` unless the header is of the rounds that the segment is named for."""
+    if (header.first, header.last) != span:
+        raise BadRecord(f"it says that it has rounds {header.first} to {header.last}")
 
 
 def copy_missing(local: RecordStore, remote: RecordStore) -> int:

@@ -80,7 +80,8 @@ def rounds_of(name: str) -> tuple[int, int] | None:
     head, first, last = (name.removesuffix(".records").split("-") + ["", ""])[:3]
     if head != "rounds" or not (first.isdecimal() and last.isdecimal()):
         return None
-    return (int(first), int(last)) if name == name_of(int(first), int(last)) else None
+    sound = 0 < int(first) <= int(last) < int(first) + ROUNDS and name == name_of(int(first), int(last))
+    return (int(first), int(last)) if sound else None
 
 
 def write(

@@ -122,9 +122,9 @@ def _total(config: msgspec.Raw) -> int:
 def _added_up(records: Records, run: str) -> dict[str, Any]:
     """Who contributed how much, by all records: there, nodes have names and no owners."""
     tokens, rounds, names = Counter[NodeId](), Counter[NodeId](), dict[NodeId, dict[str, None]]()
-    last = records.series().last
-    for first in range(1, last + 1, ROUNDS):
-        for view in records.views(range(first, first + ROUNDS)):
+    last, there = records.series().last, list(map(int, records.series().column("round")))
+    for at in range(0, len(there), ROUNDS):
+        for view in records.views(there[at : at + ROUNDS]):
             if view.void:
                 continue
             called = view.names

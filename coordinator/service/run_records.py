@@ -15,7 +15,7 @@ from itertools import islice
 from math import inf
 from pathlib import Path
 
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import AtollError
 from atoll.coordinator.history.record_archive import RecordArchive, copy_missing, shrink
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.record_store import LocalStore, RecordStore
@@ -125,7 +125,7 @@ class RunRecords:
             if self._options.store is not None:
                 copy_missing(self._local, self._options.store)
             shrink(self._local, int(self._options.room), self._options.store)
-        except ResourceError as error:
+        except AtollError as error:
             log.warning(f"records are not archived now, it is tried again: {error}")
 
     def _move_block(self) -> bool:

@@ -8,17 +8,17 @@ lost until the member gives it again (`rollback`, which waits for it as for one 
 Nobody else can see whether its bytes are gone, and leaving costs the others an attempt. So who leaves an exchange
 is believed at no charge once in `EXCHANGE_MEMORY_ROUNDS` committed rounds, and owns nothing in them, which spares
 its bytes and makes the next time cheap; who leaves another one within them is charged as one that did not answer.
+So is who says good-bye in the middle of exchanges and comes back (`conduct.leave_exchange`).
 """
 
-from atoll.comm.evidence import Evidence, Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
-from atoll.coordinator.state_machine.conduct import MAX_EXCHANGES_LEFT, charge, identity, left_exchange_lately
+from atoll.coordinator.state_machine.conduct import leave_exchange
 from atoll.coordinator.state_machine.events import Effect, Note, Paused
-from atoll.coordinator.state_machine.state import Phase, State, with_round
+from atoll.coordinator.state_machine.state import State, exchanges, with_round
 
 
 def record_pause(state: State, event: Paused, now: float, out: list[Effect]) -> State:
@@ -36,16 +36,8 @@ def record_pause(state: State, event: Paused, now: float, out: list[Effect]) -> 
 
 def _leave_exchange(state: State, node: NodeId, out: list[Effect]) -> State:
     """Take the member out of the attempt in force, if it has a part in it."""
-    r = state.round
-    if r.phase is not Phase.REDUCING or not any(e.node == node and not e.gone for e in r.ledger.entries):
+    if not exchanges(state, node):
         return state
-    again, person = left_exchange_lately(state, node), identity(state, node)
-    left = {p: k for p, k in state.conduct.exchanges_left.items() if p != person} | {person: r.number}
-    left = dict(list(left.items())[-MAX_EXCHANGES_LEFT:])
-    state = replace(state, conduct=replace(state.conduct, exchanges_left=left))
-    gone = r.gone | {node: Standing.SAVING}
-    state = with_round(state, replace(r, ledger=book.leave(r.ledger, node), gone=gone))
-    if again:
-        sentence = "it left the exchange to save bytes, again"
-        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
-    return state
+    state = leave_exchange(state, node, "it left the exchange to save bytes", out)
+    r = state.round
+    return with_round(state, replace(r, ledger=book.leave(r.ledger, node), gone=r.gone | {node: Standing.SAVING}))

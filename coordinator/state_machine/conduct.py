@@ -29,7 +29,7 @@ from atoll.comm.replace import replace
 from atoll.comm.strikes import DELAYS, DOUBTFUL, MIN_PART, PROVEN, Strikes, left_of_strike, remember, strike
 from atoll.coordinator.state_machine.events import Decision, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState
-from atoll.coordinator.state_machine.state import State, remove
+from atoll.coordinator.state_machine.state import State, exchanges, remove
 
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
 EXCHANGE_MEMORY_ROUNDS = 20  # committed rounds after which it is forgotten that a member left an exchange
@@ -70,11 +70,25 @@ def consequence(state: State, node: NodeId) -> Consequence | None:
 
 
 def left_exchange_lately(state: State, node: NodeId) -> bool:
-    """Whether the node left an exchange in the middle of it, to save bytes, and that is not forgotten."""
+    """Whether the node left an exchange in the middle of it by its own will, and that is not forgotten."""
     if not state.conduct.exchanges_left:
         return False
     left = state.conduct.exchanges_left.get(identity(state, node))
     return left is not None and state.committed - left < EXCHANGE_MEMORY_ROUNDS
+
+
+def leave_exchange(state: State, node: NodeId, sentence: str, out: list[Effect]) -> State:
+    """Remember that the node leaves the exchange under way by its own will, if that counts on it. Where it did so
+    lately, too, it is charged with this `sentence`."""
+    if not exchanges(state, node):
+        return state
+    again, who = left_exchange_lately(state, node), identity(state, node)
+    left = {w: k for w, k in state.conduct.exchanges_left.items() if w != who} | {who: state.round.number}
+    left = dict(list(left.items())[-MAX_EXCHANGES_LEFT:])
+    state = replace(state, conduct=replace(state.conduct, exchanges_left=left))
+    if again:
+        state = charge(state, node, Evidence(state.round.number, Offence.SILENT, f"{sentence}, again"), out)
+    return state
 
 
 def may_own(state: State, node: NodeId) -> bool:

@@ -27,7 +27,7 @@ from statistics import median
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, consequence, strike_part
 from atoll.coordinator.state_machine.events import Effect
-from atoll.coordinator.state_machine.state import State, count, order
+from atoll.coordinator.state_machine.state import State, count, exchanges, order
 
 MIN_TIMEOUT_SECONDS = 30.0  # of a stage: processes pause, links stand still for a moment
 SECONDS_PER_ELEMENT = 1e-7  # of the flat vector: encoding, merging and decoding on a slow and busy machine
@@ -135,6 +135,18 @@ def charge_who_is_gone(state: State, node: NodeId, silence: float, now: float, o
         return state
     seconds = min(now - r.plan.stage_at, silence)
     sentence = f"it fell silent in a reduce, which waited {seconds:.0f} s for it"
+    evidence = Evidence(r.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
+    return charge(state, node, evidence, out)
+
+
+def charge_who_breaks_off(state: State, node: NodeId, what: str, now: float, out: list[Effect]) -> State:
+    """Charge a member whose life is about to end, as `what` says, while the attempt in force counts on it. The
+    others do again what it had done in that, if nothing was left of it: that long they may be held up at most."""
+    r = state.round
+    if r.plan is None or not exchanges(state, node):
+        return state
+    seconds = now - r.plan.opened_at
+    sentence = f"{what} in the middle of an exchange, {seconds:.0f} s after that was planned"
     evidence = Evidence(r.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
     return charge(state, node, evidence, out)
 

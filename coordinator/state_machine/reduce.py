@@ -249,6 +249,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         return state  # the next attempt is on its way
     if not blamed.connected and blamed.suspect_at <= now:
         reason = f"its connections broke ({event.reason})"
+        state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)
         return remove(state, peer, MemberState.EVICTED, reason, out, Standing.BROKE)
     state = _with_lost(state, pair, (node, peer), again=True)
     why = f"{name} could not reach {other}"

@@ -218,8 +218,8 @@ class ConductBook:
     # is against most members.
     doubtful: tuple[tuple[NodeId, str, Evidence], ...] = ()
     broken: tuple[BrokenPath, ...] = ()  # `broken_paths` keeps them, the latest last
-    # By identity, the latest last: the round whose exchange its member last left to save bytes; `byte_saving`
-    # keeps them.
+    # By identity, the latest last: the round whose exchange its member last left by its own will, to save bytes or
+    # with a good-bye; `conduct` keeps them.
     exchanges_left: dict[str, int] = field(default_factory=dict)
     decisions: int = 0  # so far
 
@@ -503,6 +503,12 @@ def drop_from_round(state: State, node: NodeId, standing: Standing) -> State:
 
 def _takes_part(r: RoundState, node: NodeId) -> bool:
     return node in r.participants or any(e.node == node and not e.gone for e in r.ledger.entries)
+
+
+def exchanges(state: State, node: NodeId) -> bool:
+    """Whether the attempt in force counts on the node."""
+    r = state.round
+    return r.phase is Phase.REDUCING and any(e.node == node and not e.gone for e in r.ledger.entries)
 
 
 def remove(

@@ -221,6 +221,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
                 state = replace(
                     state, round=replace(state.round, farewells=state.round.farewells | {node: incidents})
                 )
+            state = conduct.leave_exchange(state, node, "it left the run in the middle of an exchange", out)
             return remove(state, node, MemberState.LEFT, reason or "it said good-bye", out, Standing.LEFT)
         case Suspected(node, _, reason):
             out.append(Note(f"{state.name(node)} is suspected: {reason}", node))
@@ -336,6 +337,7 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
     again = node in state.members.here or node in state.members.departed
     out.append(Note(f"{event.name} {'is back' if again else 'joins'} as {node}", node))
     if node in state.members.here:  # before it was missed, but with nothing that the round could use
+        state = lateness.charge_who_breaks_off(state, node, "it began anew", now, out)
         state = drop_from_round(state, node, Standing.BROKE)
     members = who.join(
         state.members,

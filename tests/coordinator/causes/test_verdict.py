@@ -108,3 +108,4 @@ def test_what_one_member_alone_tells_of_another_is_said_to_be_its_word() -> None
         assert {found.culprit, found.peer} == {NODES[0], NODES[1]}, "its own name stands beside the other's"
         both = verdict(replace(told, accounts=honest | {NODES[0]: lie}))
         assert both is not None and NODES[0] in (both.culprit, both.peer)
+        assert both.kind is not Kind.ONE_WAY_PARTITION or both.confidence is Confidence.TOLD, "n2 says it hears n1"

@@ -121,8 +121,31 @@ def test_a_spoiled_segment_is_refused_with_a_sentence(tmp_path: Path) -> None:
     assert store.read(name) == data[:-1]
 
 
+def test_a_segment_of_other_rounds_than_it_is_named_for_is_damaged(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    archive = RecordArchive(store)
+    add(archive, records(1, N))
+    store.write(segment.name_of(N + 1, 2 * N), store.read(segment.name_of(1, N)))
+    for look in (archive.records, archive.series):
+        with pytest.raises(ResourceError, match="is damaged .it says that it has rounds 1 to 128"):
+            list(look())
+
+
+def test_a_segments_figures_are_of_its_rounds(tmp_path: Path) -> None:
+    archive = RecordArchive(store := LocalStore(tmp_path))
+    of = records(1, N)
+    rows = [(float("nan") if r.round == 5 else r.round, *series_row(r)[1:]) for r in of]
+    store.write(segment.name_of(1, N), segment.write("reef", rows, [record_codec.encode(r) for r in of], []))
+    with pytest.raises(ResourceError, match="is damaged .its figures are of other rounds"):
+        list(archive.series())
+
+
 @pytest.mark.parametrize(
-    "name", ["run.json", "rounds-1-2.records", "rounds-000000000001-000000000128.records.new"]
+    "name",
+    [
+        *("run.json", "rounds-1-2.records", "rounds-000000000001-000000000128.records.new"),
+        *(segment.name_of(1, 999_999_999_999), segment.name_of(0, 5), segment.name_of(9, 8)),
+    ],
 )
 def test_other_files_are_no_segments(name: str) -> None:
     assert segment.rounds_of(name) is None

@@ -10,7 +10,7 @@ from journal_contents import note
 from long_runs import long_record
 
 from atoll.comm.errors import ResourceError
-from atoll.coordinator.history.record_store import LocalStore
+from atoll.coordinator.history.record_store import FACTS, LocalStore
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT, RecordOptions, RunRecords
@@ -97,6 +97,17 @@ def test_a_store_gets_what_is_old_and_one_that_fails_is_tried_again(
     records.maintain()
     assert store.names() and not LocalStore(tmp_path / FOLDER).names()
     assert list(records.iter_rounds()) == ALL
+
+
+def test_a_store_whose_facts_are_spoiled_is_tried_again_too(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = LocalStore(tmp_path / "far")
+    store.write(FACTS, b"half a fi")
+    records = RunRecords(journal, tmp_path, "reef", RecordOptions(store=store))
+    records.maintain()
+    assert "tried again" in caplog.text and "run.json is spoiled" in caplog.text
+    assert len(store.names()) == 2, "what can be copied is"
 
 
 def test_some_records_are_looked_at_wherever_they_lie(journal: Journal, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ held to account for it."""
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from member_story import Story
 
 from atoll.comm.evidence import Offence
@@ -164,6 +165,50 @@ def accuse(story: Story, accuser: str, accused: str, number: int) -> None:
             story.do("wait", ["0.25"])
         if story.state.round.number == number and story.contributes(story.node(accuser)):
             story.do("lost", [accuser, accused])
+
+
+def break_off(story: Story, how: str, after: float) -> None:
+    """An exchange from which the liar is gone so many seconds after it was planned; and it is back at once."""
+    story.train()
+    story.do("wait", [f"{after:g}"])
+    if how == "good-bye":
+        story.do("leave", ["c"])
+    elif how == "broken":
+        story.do("disconnect", ["c"])
+        story.do("lost", ["a", "c"])
+    story.do("back", ["c"])
+    story.do("state", ["c", str(story.state.committed)])
+    story.reduce()
+
+
+def test_who_says_good_bye_in_the_middle_of_each_exchange_owns_nothing_and_then_its_work_is_not_taken() -> None:
+    story = Story(NAMES, "c")
+    owned, took_part = list[bool](), list[bool]()
+    for _ in range(ROUNDS):
+        break_off(story, "good-bye", 0.0)
+        owned.append(story.liar in story.owners())
+        took_part.append(story.liar in story.state.round.participants)
+    assert not any(owned[1:]), "what it owned the others had to do again in each round"
+    assert not all(took_part[6:12]), "it cost each round an attempt"
+    assert set(story.state.conduct.strikes) == {"n3"}
+
+
+@pytest.mark.parametrize("how", ["anew", "broken"])
+def test_whose_life_ends_in_each_exchange_is_left_out_for_what_that_costs(how: str) -> None:
+    story = Story(NAMES, "c")
+    took_part = list[bool]()
+    for _ in range(ROUNDS):
+        break_off(story, how, 2.0)
+        took_part.append(story.liar in story.state.round.participants)
+    assert not all(took_part[6:12]), "it cost each round two seconds"
+    assert set(story.state.conduct.strikes) == {"n3"}
+
+
+def test_who_dies_once_in_an_exchange_goes_on_as_before() -> None:
+    story = Story(NAMES, "c")
+    break_off(story, "anew", 2.0)
+    break_off(story, "none", 0.0)
+    assert conduct.may_own(story.state, story.liar) and conduct.may_contribute(story.state, story.liar)
 
 
 def test_who_accuses_one_member_in_every_round_does_not_keep_it_out() -> None:

@@ -67,6 +67,7 @@ def test_orders_are_the_same_in_the_next_life(tmp_path: Path) -> None:
         ("gpu_temperature=8", "gpu_temperature is 8"),
         ("hours=7", "hours is"),
         ("threads=-2", "threads is -2"),
+        ("threads=1000000", "threads is 1000000"),
         ("battery=perhaps", "battery"),
         ("memory=-1", "memory is -1"),
     ],

@@ -15,7 +15,7 @@ MUTATIONS = [
     Mutation(
         "nobody is named who left an exchange to save bytes",
         C + "state_machine/byte_saving.py",
-        "ledger=book.leave(r.ledger, node), gone=gone)",
+        "ledger=book.leave(r.ledger, node), gone=r.gone | {node: Standing.SAVING})",
         "ledger=book.leave(r.ledger, node))",
         SCENARIOS,
     ),
@@ -49,7 +49,7 @@ MUTATIONS = [
     ),
     Mutation(
         "exchanges are left at no charge without end",
-        C + "state_machine/byte_saving.py",
+        C + "state_machine/conduct.py",
         "    if again:\n",
         "    if False:\n",
         SCENARIOS,

@@ -10,6 +10,27 @@ M = C + "state_machine/"
 
 MUTATIONS = [
     Mutation(
+        "exchanges are left at no charge with a good-bye",
+        M + "step.py",
+        "state = conduct.leave_exchange(state, node, ",
+        "conduct.leave_exchange(state, node, ",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "who begins anew in the middle of each exchange is not charged",
+        M + "step.py",
+        '        state = lateness.charge_who_breaks_off(state, node, "it began anew", now, out)\n',
+        "",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "whose connections break in the middle of each exchange is not charged",
+        M + "reduce.py",
+        '        state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)\n',
+        "",
+        MISCONDUCT,
+    ),
+    Mutation(
         "strikes are never forgotten",
         "comm/strikes.py",
         "factor = decay(committed - self.as_of)",
