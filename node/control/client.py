@@ -204,14 +204,14 @@ class ControlClient:
         """One heartbeat; returns whether it was answered: a missed one is made up for by the next. Raises
         `SessionLost`."""
         beat.session, beat.relay = self.session, self.relay
-        asked_at, began = time.time(), time.monotonic()
+        asked = self.clock.asked()
         try:
             ack = await self._stub.Heartbeat(beat, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             self._note_silence(_why(error))
             return False
         self._note_answer()
-        self.clock.add(asked_at, time.time(), time.monotonic() - began, ack.now)
+        self.clock.answered(asked, ack.now)
         if not ack.known:
             raise SessionLost(ack.reason)
         if ack.gateways and self.on_gateways is not None:

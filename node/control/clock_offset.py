@@ -1,10 +1,12 @@
-"""How far a machine's clock is from the coordinator's, as far as that can be told. Pure.
+"""How far a machine's clock is from the coordinator's, as far as that can be told. Pure, but for `asked` and
+`answered`, which read the clock: nobody else is told of it, and only a verdict on a round has a part for it.
 
 A call's answer carries the coordinator's time. It was made between the call and the answer, so half the round trip
 is what the clocks may differ by without anybody knowing (Cristian 1989). Of the latest calls the quickest counts:
 it leaves the least doubt.
 """
 
+import time
 from collections import deque
 
 CALLS = 4  # latest ones
@@ -16,6 +18,18 @@ class ClockOffset:
 
     def __init__(self) -> None:
         self._calls = deque[tuple[float, float]]((), CALLS)  # (round trip, ahead), seconds
+
+    @staticmethod
+    def asked() -> tuple[float, float]:
+        """The time now, when a call is about to be made: by this machine's clock, and by one that does not go
+        back, in seconds."""
+        return time.time(), time.monotonic()
+
+    def answered(self, asked: tuple[float, float], told: float) -> None:
+        """Take the answer that came now; `asked`: when it was asked for, `told`: the coordinator's time, in
+        seconds."""
+        (asked_at, began), (now, ended) = asked, self.asked()
+        self.add(asked_at, now, ended - began, told)
 
     def add(self, asked_at: float, answered_at: float, round_trip: float, told: float) -> None:
         """Take the answer of a call: made at `asked_at` and answered at `answered_at` by this machine's clock, in

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.errors import ConfigError
+from atoll.comm.invite import Invite
 from atoll.node import cli
 from atoll.node.config import NodeConfig
 from atoll.node.daemon import daemon
@@ -28,7 +29,7 @@ def join(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[NodeConfig, 
         raise Joined(config, options)
 
     monkeypatch.setattr(daemon, "Daemon", start)
-    monkeypatch.setattr(cli, "parse", lambda url: None)
+    monkeypatch.setattr(cli, "parse", lambda url: Invite("127.0.0.1:7", "reef", "abc"))
     with pytest.raises(Joined) as joined:
         CliRunner().invoke(cli.node, ["join", URL, *arguments], catch_exceptions=False)
     config, options = joined.value.args
