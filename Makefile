@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel chaos bench blame quality check \
+.PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel mutations chaos bench blame quality check \
     format proto clean
 
 install: .venv/installed
@@ -98,6 +98,10 @@ P2P_PIP := .p2p-venv/bin/pip install --quiet --constraint constraints.txt
 # The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
 wheel:
 	PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
+
+# Each rule of the protocol taken out, one after the other, and noticed: half an hour.
+mutations: .venv/installed-dev
+	ATOLL_MUTATIONS=all $(PYTEST) --timeout 1200 $(CORES) -m "long or not long" tests/sim/test_mutations.py
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes hours.
 chaos: .venv/installed-dev
