@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel chaos bench blame quality check \
-    format proto clean
+    format proto reference clean
 
 install: .venv/installed
 
@@ -122,6 +122,8 @@ quality: .venv/installed-dev
 	PYTHONPATH=tests/tools $(BIN)/python -m quality
 	for steps in 300 1000 3000; do PYTHONPATH=tests/tools $(BIN)/python -m quality --size eighth --steps $$steps || exit; done
 
+REFERENCE := PYTHONPATH=tests:tests/tools $(BIN)/python -m reference
+
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -129,10 +131,14 @@ check: .venv/installed-dev
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin # what macOS lacks
 	$(BIN)/mypy --explicit-package-bases tests
 	comm/proto/generate.sh --check
+	$(REFERENCE) --check
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+reference: .venv/installed-dev
+	$(REFERENCE)
 
 proto: .venv/installed-dev
 	comm/proto/generate.sh
