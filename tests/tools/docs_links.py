@@ -1,8 +1,8 @@
 """Which file of the repository is which page of the site, and what links become there.
 
-In the repository a page links to the files themselves, as editors and code hosts follow links. On the site README.md
-is the first page, the other texts beside it are pages of their own, and so is each source file that a page links to:
-no link leads away from the site, and all of them are checked when it is built.
+In the repository a page links to the files themselves, as editors and code hosts follow links. On the site
+README.md is the first page, the other texts beside it are pages of their own, and so is each source file that a
+page links to: no link leads away from the site, and all of them are checked when it is built.
 """
 
 import posixpath
