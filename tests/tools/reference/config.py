@@ -25,7 +25,8 @@ says is as here. `atoll coordinator check RUN` prints what a run's config comes 
 This page is made from the comments in [comm/config](../comm/config) by `make reference`.
 
 Editors that know JSON Schema complete and check a run's file by `configs/run.schema.json`, with this as its first
-line: `# yaml-language-server: $schema=PATH/run.schema.json`.
+line: `# yaml-language-server: $schema=FOLDER/run.schema.json`. Where Atoll is installed the folder is what
+`python -c "from atoll import configs; print(configs.FOLDER)"` prints.
 """
 SETTINGS = """# Every setting of a node
 
