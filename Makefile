@@ -7,8 +7,8 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel mutations chaos bench blame quality check \
-    format proto clean
+.PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel mutations chaos bench blame \
+    quality check docs format proto reference clean
 
 install: .venv/installed
 
@@ -95,6 +95,16 @@ P2P_PIP := .p2p-venv/bin/pip install --quiet --constraint constraints.txt
 	$(P2P_PIP) --editable ".[node,p2p,text]" hypothesis pytest pytest-timeout
 	touch $@
 
+# The documentation as a site in build/site; a link that leads nowhere is an error.
+docs: .docs-venv/installed
+	NO_MKDOCS_2_WARNING=1 .docs-venv/bin/mkdocs --quiet build --strict
+	@echo built build/site/index.html
+
+.docs-venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .docs-venv
+	.docs-venv/bin/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 # The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
 wheel:
 	PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
@@ -126,6 +136,8 @@ quality: .venv/installed-dev
 	PYTHONPATH=tests/tools $(BIN)/python -m quality
 	for steps in 300 1000 3000; do PYTHONPATH=tests/tools $(BIN)/python -m quality --size eighth --steps $$steps || exit; done
 
+REFERENCE := PYTHONPATH=tests:tests/tools $(BIN)/python -m reference
+
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -133,13 +145,17 @@ check: .venv/installed-dev
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin # what macOS lacks
 	$(BIN)/mypy --explicit-package-bases tests
 	comm/proto/generate.sh --check
+	$(REFERENCE) --check
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+reference: .venv/installed-dev
+	$(REFERENCE)
+
 proto: .venv/installed-dev
 	comm/proto/generate.sh
 
 clean:
-	rm -rf .venv .harness-venv .p2p-venv .titan-venv build *.egg-info demo-out
+	rm -rf .venv .docs-venv .harness-venv .p2p-venv .titan-venv build *.egg-info demo-out

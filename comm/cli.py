@@ -4,13 +4,15 @@ Every option can be given by an environment variable, too: ATOLL, the command's 
 ATOLL_NODE_JOIN_NAME.
 """
 
+import copy
 import os
 import sys
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 
 import click
 from click.shell_completion import CompletionItem
 
+from atoll.comm.build_info import full_version
 from atoll.comm.errors import AtollError
 from atoll.comm.exit_codes import SERVICE, ExitCode, final_codes
 from atoll.comm.log import say_ending
@@ -45,7 +47,7 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for entry in entry_points(group=self.entry_points, name=cmd_name):
-            command = entry.load()
+            command = copy.deepcopy(entry.load())  # another group may have it under another name
             assert isinstance(command, click.Command)
             _name_variables(command, variable(ctx.auto_envvar_prefix or PREFIX, cmd_name))
             return command
@@ -65,12 +67,26 @@ Exit codes: {", ".join(f"{code:d} {code.summary}" for code in ExitCode)}. docs/e
 """
 
 
+def _tell_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"atoll, version {full_version()}")
+        context.exit()
+
+
 @click.group(
     cls=CommandGroup,
     help=HELP,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": PREFIX},
 )
-@click.version_option(version("atoll"), prog_name="atoll", allow_from_autoenv=False)  # ATOLL_VERSION is others'
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_tell_version,
+    allow_from_autoenv=False,  # ATOLL_VERSION is others'
+    help="Show the version, in a clone the commit, too, and exit.",
+)
 def cli() -> None:
     pass
 

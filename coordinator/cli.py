@@ -27,6 +27,7 @@ from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.durations import duration
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
+from atoll.comm.options import json_option
 from atoll.comm.peer_names import peer_of_multiaddr
 from atoll.comm.terminal import plural, say
 from atoll.comm.xdg import default_state_dir
@@ -128,7 +129,7 @@ def start(
 @click.argument("run_yaml", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 @method_option
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: bool) -> None:
     """Validate RUN_YAML, a file or a shipped run's name, and print the resolved config; start nothing.
 
@@ -172,7 +173,7 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
 
 @coordinator.command("wandb-view")
 @state_dir_option
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def wandb_view(state_dir: Path, as_json: bool) -> None:
     """Save a view of the run in wandb, with losses, speed, goodput, the exchange and the events; print its URL.
 
@@ -232,7 +233,7 @@ def short(value: float) -> str:
 )
 @click.option("--list", "list_", is_flag=True, help="Show all invites instead, and what is left of each.")
 @click.option("--revoke", default="", metavar="NAME", help="End the invites of this name or number.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def invite(
     state_dir: Path,
     uses: int,
@@ -277,7 +278,7 @@ def _echo_invites(found: Sequence[Any], as_json: bool) -> None:
 @click.command()
 @click.argument("what", default="", metavar="[NODE|ROUND]")
 @state_dir_option
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def blame(what: str, state_dir: Path, as_json: bool) -> None:
     """Print who or what was to blame for a round that was slow, or in which something failed; and what was held
     against nodes, with the evidence.
@@ -317,7 +318,7 @@ def blame(what: str, state_dir: Path, as_json: bool) -> None:
 @click.argument("node")
 @click.option("--reason", default="", help="Kept in the journal beside what it pardons.")
 @state_dir_option
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def pardon(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
     """Hold nothing against a node any more: a ban ends, its strikes are forgotten. NODE is as for `atoll blame`.
 
@@ -336,7 +337,7 @@ def pardon(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
 @click.argument("http_url", default="")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Of a coordinator on this machine.")
 @click.option("--all", "all_", is_flag=True, help="Every member, however many there are, and those that left.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> None:
     """Show a run as a table: members in trouble stand on top.
 
@@ -358,7 +359,7 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
 @click.option("--terminal", is_flag=True, help="Show it here, as `atoll status` does, instead of in a page.")
 @click.option("--round", "number", type=click.IntRange(1), help="Begin with the run as of this round; the last.")
 @click.option("--all", "all_", is_flag=True, help="Every member, however many there are.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def replay(place: str, http: str, terminal: bool, number: int | None, all_: bool, as_json: bool) -> None:
     """Show a past run in the page that it had, with a scrubber over its rounds.
 
@@ -389,7 +390,7 @@ def replay(place: str, http: str, terminal: bool, number: int | None, all_: bool
 @click.argument("http_url", default="")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Of a coordinator on this machine.")
 @click.option("--all", "all_", is_flag=True, help="Every owner and node, however many there are.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> None:
     """Show how many tokens and rounds of a run are of which owner and node, of all who ever contributed.
 

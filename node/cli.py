@@ -20,6 +20,7 @@ from atoll.comm.durations import duration
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, atoll_error
 from atoll.comm.extras import demand
 from atoll.comm.invite import Invite, parse, split_host_port
+from atoll.comm.options import json_option
 from atoll.comm.terminal import say
 from atoll.comm.xdg import default_state_dir
 from atoll.node.config import Device, NodeConfig
@@ -289,7 +290,7 @@ def worker(
 
 @node.command()
 @state_dir_option
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def status(state_dir: Path, as_json: bool) -> None:
     """Show what the daemon of this machine is doing."""
     from atoll.node.daemon.control_socket import ask
@@ -429,7 +430,7 @@ def resume(state_dir: Path) -> None:
 @node.command()
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @state_dir_option
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def limits(settings: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
     """Show the limits of the running node, or change some of them. What is told here is kept, above
     STATE_DIR/node.yaml and the command line, until `KEY=` takes it back.

@@ -43,12 +43,12 @@ class NodeConfig:
     machines_min: int = 0  # fewest of them with which it trains while others are gone; 0: all
     rendezvous: str = ""  # HOST:PORT of this machine, at which the others come
     threads: int = 0  # CPU threads of each rank; 0: this node's share of the usable cores, over its ranks
-    bf16: bool | None = None  # mixed precision: bf16 compute, fp32 parameters and reduction; None: on CUDA
-    compile: bool | None = None  # torch.compile each block; None: on CUDA
+    bf16: bool | None = None  # mixed precision: bf16 compute, fp32 parameters and reduction; null: on CUDA
+    compile: bool | None = None  # torch.compile each block; null: on CUDA
     micro_batch: int = 0  # sequences in one forward pass of each rank; 0: measured
     checkpointing: Checkpointing = Checkpointing.AUTO  # of activations
-    upload: float = 0.0  # Mbit/s for the exchange with peers at most; 0: all there is
-    download: float = 0.0  # Mbit/s
+    upload: float = 0.0  # Mbit/s to peers at most; 0: all there is
+    download: float = 0.0  # Mbit/s from peers at most; 0: all there is
     streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
     congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: what suits the path
     durable: bool = True  # keep the run's state, and the rounds since, in the state directory
@@ -69,6 +69,7 @@ class NodeConfig:
     # else on the disk, and then as rarely as it takes to write 100 GB a day; 0: none
     copy_interval: float = 60.0
     # Limits, which `atoll node limits` changes while the node runs; in that order of weight when several apply.
+
     hours: str = ""  # of the day in which it trains, such as 22:00-07:00, by this machine's clock; empty: all
     daily: float = 0.0  # GB a day that the exchange with peers may take, up and down together; 0: no limit
     monthly: float = 0.0  # GB a month, the same

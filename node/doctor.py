@@ -15,6 +15,7 @@ import click
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.extras import lacking
 from atoll.comm.invite import Invite, split_host_port
+from atoll.comm.options import json_option
 from atoll.comm.terminal import say
 from atoll.node.checks.check import Check
 from atoll.node.checks.machine import machine_checks
@@ -48,7 +49,7 @@ from atoll.node.state_files import SESSION
 @click.option(
     "--leaf", is_flag=True, help="As `atoll node join` would be given it: nobody is to dial this machine."
 )
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def doctor(
     url: str | None,
     overrides: tuple[str, ...],

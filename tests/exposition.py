@@ -8,11 +8,12 @@ from typing import Any
 
 from control_nodes import coordinator, get
 from long_runs import long_record
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import generate_latest
+from prometheus_client.registry import Collector
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine.events import Failure
-from atoll.node.daemon.metrics_page import COUNTERS, GAUGES, families
+from atoll.node.daemon.metrics_page import COUNTERS, GAUGES, families, registry_of
 
 EVERYTHING: dict[str, Any] = {
     **dict(tokens_per_s=5000.0, mfu=0.25, data_wait=0.125, gradient_norm=0.5, learning_rate=0.001),
@@ -44,7 +45,7 @@ def of_coordinator(folder: Path) -> str:
     return asyncio.run(story())
 
 
-class Node:
+class Node(Collector):
     """A registry's collector of a node of which everything is known."""
 
     def collect(self) -> Any:
@@ -53,10 +54,7 @@ class Node:
 
 def of_node() -> str:
     """A node of which everything is known."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    registry.register(Node())
-    return generate_latest(registry).decode()
+    return generate_latest(registry_of(Node())).decode()
 
 
 def names(text: str) -> set[str]:

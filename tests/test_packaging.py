@@ -13,7 +13,7 @@ from atoll.comm import extras
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("node", "coordinator", "outer_opt", "comm", "configs")
-READ = {".yaml", ".html", ".css", ".js", ".txt", ".typed", ".pyi", ".proto"}  # besides Python
+READ = {".yaml", ".html", ".css", ".js", ".txt", ".typed", ".pyi", ".proto", ".json"}  # besides Python
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from atoll.comm.codecs.codec import F32, Codec
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, ReduceConfig, ScaleName
 from atoll.comm.extras import demand
+from atoll.comm.options import json_option
 
 ERROR_SAMPLE = 1 << 18  # elements of a vector whose mean is taken
 Draw = Callable[[np.random.Generator, int], F32]
@@ -49,7 +50,7 @@ class CodecFigures:
     type=click.Choice([s.value for s in ScaleName]),
 )
 @click.option("--repeat", default=300, show_default=True, type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def codec(chunk: int, block: int, scales: str, repeat: int, as_json: bool) -> None:
     """Time every codec on one thread, and measure the error of a mean."""
     demand("atoll bench codec", "numba")

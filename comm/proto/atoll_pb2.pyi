@@ -605,12 +605,13 @@ class Seal(_message.Message):
     reference: _builtins.float
     @_builtins.property
     def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """l2 of each term of the mean as it was merged, by place: contributions, and the means of"""
+        """l2 of each term of the mean as it was merged, by place: contributions, and the means of regions at their relays'
+        places; none where the run does not clip
+        """
 
     @_builtins.property
     def dots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """regions at their relays' places; none where the run does not clip
-        where norms are told and the owner has the delta that an earlier round sealed of this chunk: by place, the length
+        """where norms are told and the owner has the delta that an earlier round sealed of this chunk: by place, the length
         of each term along it, as a sample of the elements tells, at most the term's norm; and that delta's own l2
         """
 

@@ -33,6 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from atoll import configs
 from atoll.comm.errors import BenchFailed
 from atoll.comm.invite import Invite
+from atoll.comm.options import json_option
 from atoll.coordinator.bench.load import CHUNK_NUMEL, LoadResult, LoadTask, simulate
 
 SETTINGS = (
@@ -73,7 +74,7 @@ class ControlFigures:
     help="Seconds that a round's inner steps take.",
 )
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(1, 64), help="For the members.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def coordinator(members: int, rounds: int, period: float, processes: int, as_json: bool) -> None:
     """Serve MEMBERS simulated members on this machine for some rounds; print what it took.
 

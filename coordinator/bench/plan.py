@@ -13,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from atoll.comm.options import json_option
 from atoll.coordinator.placement.bandwidth_shares import PlanNode
 from atoll.coordinator.placement.two_level import Rtts, TwoLevel, faster, plan_flat, plan_regions
 
@@ -76,7 +77,7 @@ class PlanRows:
     "--bits", default=4.25, show_default=True, type=click.FloatRange(1, 32), help="Encoded, a parameter."
 )
 @click.option("--chunk", default=1 << 20, show_default=True, type=click.IntRange(1), help="Parameters in a chunk.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def plan(params: float, bits: float, chunk: int, as_json: bool) -> None:
     """Predict the seconds of a reduce among 4 to 1000 members, flat and two-level, in stated scenarios."""
     payload, chunks = params * bits / 8, int(-(-params // chunk))

@@ -30,6 +30,7 @@ from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.cores import usable_cores
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.extras import demand
+from atoll.comm.options import json_option
 from atoll.comm.workers import threads_of
 from atoll.node.bench.allreduce_figures import (
     FP32,
@@ -91,7 +92,7 @@ CODECS = [str(name) for name in CodecName if name is not CodecName.SPARSE]  # fo
     type=click.FloatRange(1.0, 1e6),
     help="Seconds that one iteration may take.",
 )
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def allreduce(as_json: bool, **options: Any) -> None:
     """Let PEERS processes agree on the mean of their vectors, as in training; print how long it takes.
 

@@ -48,6 +48,7 @@ from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.errors import AtollError, BenchFailed, ConfigError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
+from atoll.comm.options import json_option
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.bench.host import check_host
 from atoll.node.daemon.state_server import StateServer
@@ -119,7 +120,7 @@ class RecoveryFigures(msgspec.Struct, frozen=True):
     help="Seconds that the recovery may take.",
 )
 @click.option("--kill", type=click.Choice(["donor", "receiver"]), help="When half of the chunks are here.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def recovery(
     donors: int,
     numel: int,

@@ -33,6 +33,7 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.config.shipped import run_file
 from atoll.comm.errors import BenchFailed, ConfigError
 from atoll.comm.extras import demand
+from atoll.comm.options import json_option
 from atoll.node.config import Device, NodeConfig, TrainerSpec, check
 from atoll.node.devices import resolve
 from atoll.node.trainer_channel import (
@@ -199,7 +200,7 @@ class EngineProcess:
 )
 @click.option("--turns", default=5, show_default=True, type=click.IntRange(1), help="Turns of each engine.")
 @click.option("--node", "settings", multiple=True, help="A setting of the machine, key=value.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def trainer(
     overrides: tuple[str, ...],
     model: str,

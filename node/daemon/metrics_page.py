@@ -15,6 +15,7 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.invite import split_host_port
 
 if TYPE_CHECKING:  # a daemon that serves none does without the library
+    from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
 
@@ -57,17 +58,12 @@ def metrics_page(address: str, status: Callable[[], Figures]) -> Iterator[None]:
     if not address:
         yield
         return
-    from prometheus_client import CollectorRegistry, Info, ProcessCollector, disable_created_metrics
     from prometheus_client.exposition import start_http_server
 
     host, port = metrics_address(address)
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    Info("atoll_build", "Version of Atoll and of Python.", registry=registry).info(build_info())
-    registry.register(cast("Collector", NodeCollector(status, asyncio.get_running_loop())))
+    collector = cast("Collector", NodeCollector(status, asyncio.get_running_loop()))
     try:
-        server, _ = start_http_server(port, host, registry)
+        server, _ = start_http_server(port, host, registry_of(collector))
     except OSError as error:
         raise ConfigError(f"--metrics: cannot listen at {address} ({error.strerror}): give another port") from None
     try:
@@ -75,6 +71,18 @@ def metrics_page(address: str, status: Callable[[], Figures]) -> Iterator[None]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def registry_of(node: "Collector") -> "CollectorRegistry":
+    """All that a scrape answers: the node's figures, its process's, and which Atoll it is."""
+    from prometheus_client import CollectorRegistry, Info, ProcessCollector, disable_created_metrics
+
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    Info("atoll_build", "Version of Atoll and of Python.", registry=registry).info(build_info())
+    registry.register(node)
+    return registry
 
 
 class NodeCollector:

@@ -11,11 +11,11 @@ from atoll.comm.cores import usable_cores
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand
+from atoll.comm.options import json_option
 from atoll.comm.terminal import plural, say, visible
 from atoll.node.data.manifest import MAX_BLOCK_TOKENS, TRAIN, VALIDATION, Manifest
 
 FEW_VALIDATION_DOCUMENTS = 20
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
 
 
 @click.group()

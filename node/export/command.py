@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from atoll.comm.errors import ConfigError, Unreachable
+from atoll.comm.options import json_option
 from atoll.comm.terminal import say
 from atoll.node.export import commit_records, hub
 from atoll.node.export.commit_records import CommitRecords
@@ -170,7 +171,7 @@ def export(
 @click.option("--limit", type=click.IntRange(1), default=None, help="Samples of each task at most.")
 @click.option("--batch-size", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--device", default="", show_default="cuda if there is one", help="Such as cpu or cuda:0.")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 def eval_command(
     model: Path,
     tasks: str,

@@ -145,10 +145,10 @@ def test_zsh_and_fish_get_what_their_scripts_ask_for(words: str, expected: str) 
     assert answers["fish"].startswith(f"plain,{expected}\t") and answers["fish"].count("\n") == 1
 
 
-def test_bash_completes_with_the_readmes_line(tmp_path: Path) -> None:
+def test_bash_completes_with_the_guides_line(tmp_path: Path) -> None:
     (line,) = [
         text.partition("   ")[0]
-        for text in map(str.strip, (ROOT / "README.md").read_text().splitlines())
+        for text in map(str.strip, (ROOT / "docs/node.md").read_text().splitlines())
         if "_ATOLL_COMPLETE=bash_source" in text
     ]
     (tmp_path / "atoll").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m atoll.comm.cli "$@"\n')

@@ -5,19 +5,13 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from exit_codes_page import PAGE, draw, kinds
+from reference.exit_codes import kinds
 
 from atoll.comm.cli import cli
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.exit_codes import ExitCode, final_codes
 
 ATOLL = [sys.executable, "-P", "-m", "atoll.comm.cli"]
-
-
-def test_the_page_is_of_the_codes_and_errors_as_they_are() -> None:
-    assert PAGE.read_text() == draw(), (
-        "make it anew: PYTHONPATH=tests:tests/tools python tests/tools/exit_codes_page.py"
-    )
 
 
 def test_every_code_is_explained_and_codes_are_what_scripts_know() -> None:

@@ -1,13 +1,7 @@
-"""docs/rooms.svg: the rooms and who uses whom, as the layer test has it.
-
-PYTHONPATH=tests python tests/tools/rooms.py
-"""
-
-from pathlib import Path
+"""docs/rooms.svg: the rooms and who uses whom, as the layer test has it."""
 
 from test_layers import MAY_IMPORT
 
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "rooms.svg"
 OPEN_TO_ALL = {"comm", "comm.config", "comm.proto", "comm.cli", "configs"}  # left out: everybody uses them
 WIDTH, HEIGHT, X, Y = 172, 30, 190, 74  # pixels: a room's box, and the grid's pitch
 
@@ -94,7 +88,3 @@ def draw() -> str:
         name = room.replace(".", "/") if room != "node" else "node: data, config"
         out.append(f'<text x="{x + WIDTH / 2:g}" y="{y + 19:g}" text-anchor="middle">{name}</text>')
     return "\n".join([*out, "</svg>", ""])
-
-
-if __name__ == "__main__":
-    PICTURE.write_text(draw())

@@ -1,18 +1,16 @@
-"""Draws docs/exit-codes.md: the table of comm/exit_codes.py, and which error ends a command with which code.
-
-PYTHONPATH=tests:tests/tools python tests/tools/exit_codes_page.py
-"""
+"""Draws docs/exit-codes.md: the table of comm/exit_codes.py, and which error ends a command with which code."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from reference.table import row, table
+
 from atoll.comm import errors
 from atoll.comm.errors import AtollError
 from atoll.comm.exit_codes import ExitCode
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "exit-codes.md"
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("comm", "coordinator", "node", "outer_opt")
 HEAD = """# Exit codes
 
@@ -21,21 +19,11 @@ N ended has 128 + N for a shell; a node that is told to stop (SIGTERM, `atoll no
 with 0. `atoll doctor` ends with the code of the first check that fails. The last column says whether a node that
 is a service (`atoll node install-service`) is started again, after a pause; where the answer is no, it would come
 to the same. This page is made from [comm/exit_codes.py](../comm/exit_codes.py) and the errors' classes by
-`tests/tools/exit_codes_page.py`.
-
-| code | what | meaning | what to do | a service tries again |
-|---|---|---|---|---|
+`make reference`.
 """
 KINDS = """
 ## Which error is which
-
-| error | code | meaning |
-|---|---|---|
 """
-
-
-def row(*cells: str) -> str:
-    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
 def kinds() -> Iterator[tuple[str, ExitCode, str]]:
@@ -74,13 +62,10 @@ def _code(node: ast.ClassDef, codes: dict[str, ExitCode]) -> ExitCode:
 
 def draw() -> str:
     """The text of the page."""
-    table = (
+    codes = (
         row(f"{code:d}", code.summary, code.meaning, code.remedy, "yes" if code.again else "no")
         for code in ExitCode
     )
     errors_ = (row(f"`{name}`", f"{code:d}", said) for name, code, said in kinds())
-    return HEAD + "".join(table) + KINDS + "".join(errors_)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(draw())
+    heads = table("code", "what", "meaning", "what to do", "a service tries again")
+    return "\n".join([HEAD, *heads, *codes, KINDS, *table("error", "code", "meaning"), *errors_]) + "\n"

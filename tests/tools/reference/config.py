@@ -1,8 +1,5 @@
-"""Draws docs/config.md: each key of a run's config with its default and its meaning, which is the comment at the
-field in comm/config.
-
-    PYTHONPATH=tests python tests/tools/config_page.py
-"""
+"""Draws docs/config.md and docs/reference/settings.md: each key of a run's config, and each of a node's own
+settings, with its default and its meaning, which is the comment at the field."""
 
 import ast
 import inspect
@@ -12,20 +9,31 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+from reference.table import row, table
 
 from atoll.comm.config.run import RunConfig
+from atoll.node.config import NodeConfig
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 HEAD = """# Every key of a run's config
 
 A run is described by one YAML file, over which go a method's and `key=value` of the command line. What neither
 says is as here. `atoll coordinator check RUN` prints what a run's config comes to, and refuses what cannot be.
-This page is made from the comments in [comm/config](../comm/config) by `tests/tools/config_page.py`.
+This page is made from the comments in [comm/config](../comm/config) by `make reference`.
+
+Editors that know JSON Schema complete and check a run's file by `configs/run.schema.json`, with this as its first
+line: `# yaml-language-server: $schema=FOLDER/run.schema.json`. Where Atoll is installed the folder is what
+`python -c "from atoll import configs; print(configs.FOLDER)"` prints.
+"""
+SETTINGS = """# Every setting of a node
+
+They are its owner's, of one machine, and not the run's: in `STATE_DIR/node.yaml`, over which go the environment
+(`ATOLL_NODE_DEVICE=cpu`) and `key=value` behind the URL of `atoll node join`. [volunteer.md](../volunteer.md)
+says what the limits do. This page is made from the comments in [node/config.py](../../node/config.py) by
+`make reference`.
 """
 
 
@@ -60,28 +68,29 @@ def meanings(kind: type[Any]) -> dict[str, str]:
     return found
 
 
+def meaning(kind: type[Any], name: str) -> str:
+    """The meaning of a dataclass's field; if it is one of some words, of each of these."""
+    of, said = get_type_hints(kind)[name], meanings(kind)[name]
+    if not (isinstance(of, type) and issubclass(of, StrEnum)):
+        return said
+    choices = meanings(of)
+    words = (f"`{one}`{f': {why}' if (why := choices.get(one.name, '')) else ''}" for one in of)
+    return "; ".join(filter(None, [said, *words]))
+
+
 def keys(kind: type[Any], default: Any) -> Iterator[str]:
     """The rows of a section's own keys."""
     for item in fields(kind):
-        of = get_type_hints(kind)[item.name]
-        if is_dataclass(of):
-            continue
-        meaning = meanings(kind)[item.name]
-        if isinstance(of, type) and issubclass(of, StrEnum):
-            choices = meanings(of)
-            said = (f"`{one}`{f': {why}' if (why := choices.get(one.name, '')) else ''}" for one in of)
-            meaning = "; ".join(filter(None, [meaning, *said]))
-        value = msgspec.json.encode(getattr(default, item.name)).decode()
-        yield f"| `{item.name}` | `{value}` | {meaning.replace('|', chr(92) + '|')} |"
+        if not is_dataclass(get_type_hints(kind)[item.name]):
+            value = msgspec.json.encode(getattr(default, item.name)).decode()
+            yield row(f"`{item.name}`", f"`{value}`", meaning(kind, item.name))
 
 
 def sections(kind: type[Any], default: Any, above: str = "") -> Iterator[str]:
     """A section's table, then those of the sections in it."""
     title = above.rstrip(".") or "The run"
     text = " ".join((inspect.getdoc(kind) or "").split())
-    yield "\n".join(
-        [f"\n## {title}\n", text, "", "| key | default | meaning |", "|---|---|---|", *keys(kind, default)]
-    )
+    yield "\n".join([f"\n## {title}\n", text, "", *table("key", "default", "meaning"), *keys(kind, default)])
     for item in fields(kind):
         of = get_type_hints(kind)[item.name]
         if is_dataclass(of):
@@ -93,9 +102,11 @@ def sections(kind: type[Any], default: Any, above: str = "") -> Iterator[str]:
 
 
 def draw() -> str:
-    """The text of the page."""
+    """The text of the page of a run's keys."""
     return HEAD + "\n".join(sections(RunConfig, RunConfig())) + "\n"
 
 
-if __name__ == "__main__":
-    PAGE.write_text(draw())
+def draw_settings() -> str:
+    """The text of the page of a node's settings."""
+    rows = keys(NodeConfig, NodeConfig())
+    return "\n".join([SETTINGS, *table("setting", "default", "meaning"), *rows]) + "\n"
