@@ -56,7 +56,7 @@ def test_its_line_is_there_once(mutation: Mutation) -> None:
     assert (ROOT / mutation.file).read_text().count(mutation.old) == 1, "the mutation needs another fragment"
 
 
-@pytest.mark.parametrize("mutation", sample())
+@pytest.mark.parametrize("mutation", [*sample()])
 def test_it_is_noticed_that(mutation: Mutation) -> None:
     code, said = run(mutation)
     print(said)
