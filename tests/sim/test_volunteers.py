@@ -163,7 +163,7 @@ def test_a_laptop_that_falls_asleep_in_every_other_reduce_is_not_kept_out() -> N
     with village(600) as unlucky:
         unlucky.run(look)
         held_against_nobody(unlucky)
-        # It comes too late for the rounds after; of those in which it falls asleep, what it had sent by then counts.
+        # It is too late for the rounds after; of those in which it falls asleep, what it had sent counts.
         assert len(asleep) == ROUNDS // 2 and unlucky.counted > 0.1
         assert unlucky.round_seconds < 1.1 * usual(600)
 
