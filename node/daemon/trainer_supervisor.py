@@ -162,7 +162,11 @@ class TrainerSupervisor:
         log.info(f"{self._name} starts; what it prints is in {self._log.path}")
         with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # a terminal's Ctrl-C is for the daemon, which has its steps handed over
             )
         connecting = asyncio.create_task(self._connected.get())
         exited = asyncio.create_task(process.wait())

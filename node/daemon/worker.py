@@ -112,7 +112,7 @@ class Worker:
         await self._log.try_to_bound()
         with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         ended, over = asyncio.create_task(process.wait()), asyncio.create_task(self._over.wait())
         bounding = asyncio.create_task(self._log.keep_bounded())

@@ -2,6 +2,7 @@
 docs/volunteer.md promises, with exit code 0, with a good-bye, and without leaving anything of itself in memory."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -37,7 +38,9 @@ def says(run: Run, name: str, words: str) -> Callable[[], bool]:
 
 def end(run: Run, name: str) -> None:
     """Tell the node to end, and hold it to what is promised."""
-    family = run.family(name)
+    family, own = run.family(name), os.getsid(run.nodes[name].pid)
+    others = [process.pid for process in family if process.pid != run.nodes[name].pid]
+    assert all(os.getsid(pid) != own for pid in others), "Ctrl-C in its terminal is for the daemon alone"
     run.nodes[name].send_signal(signal.SIGTERM)
     assert run.nodes[name].wait(SECONDS) == 0, run.log(name)
     gone, alive = psutil.wait_procs(family, 5)
