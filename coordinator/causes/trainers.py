@@ -52,6 +52,16 @@ def by_members(seen: Observations) -> Iterator[Explanation]:
     yield from found
 
 
+def by_pauses(seen: Observations) -> Iterator[Explanation]:
+    """Members that no round waits for, as they were paused for most of what the round took too long: where it had
+    too few others, it waited all the same."""
+    for node, member in seen.members.items():
+        account = seen.account(node)
+        pause = account.had(IncidentKind.PAUSED)
+        if member.rests and pause is not None and account.paused >= max(seen.excess / 2, MIN_LATE_SECONDS):
+            yield _paused(node, member.name, account, pause, min(account.paused, seen.excess))
+
+
 def by_all(seen: Observations) -> Iterator[Explanation]:
     """Machines on which all members computed more slowly than usual, and none stands out."""
     at_work = {n: m for n, m in seen.members.items() if m.pace and m.usual and not m.rests}

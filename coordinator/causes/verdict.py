@@ -18,7 +18,7 @@ from atoll.coordinator.causes.explanation import (
 from atoll.coordinator.causes.machines import by_clocks, by_coordinator, by_disks, by_states
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.causes.paths import by_exchange, by_paths
-from atoll.coordinator.causes.trainers import by_all, by_members
+from atoll.coordinator.causes.trainers import by_all, by_members, by_pauses
 
 RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_exchange, by_disks, by_clocks)
 
@@ -27,6 +27,7 @@ def verdict(seen: Observations) -> Verdict | None:
     """Who or what was to blame for a round; None: it was as usual, and nothing is wrong with anybody."""
     found = choose((e for rule in RULES for e in rule(seen)), seen.excess, seen.usual_total)
     known = [e for e in found if e.kind is not Kind.UNKNOWN]
+    known = known or choose(by_pauses(seen), seen.excess, seen.usual_total)
     if not known and (seen.excess >= MIN_EXCESS_SECONDS or seen.attempts > 1 or found):
         known = [_unknown(seen, found)]
     names = {node: member.name for node, member in seen.members.items()}

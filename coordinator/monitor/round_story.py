@@ -44,7 +44,7 @@ class Slowness:
 
     node: NodeId
     name: str
-    what: str  # "training", "link", "left out" or "lost in the exchange"
+    what: str  # "training", "link", "left out" or "lost in the exchange"; or the kind of the verdict
     times: float  # slower than the median; 0: that is no measure of it
     sentence: str
 
@@ -128,6 +128,9 @@ def slow_nodes(record: CommitRecord) -> list[Slowness]:
     for node in record.members:
         if node not in record.contributors and node in record.names and not _only_reduces(record, node):
             add(node, "left out", 0.0, "was in the round and contributed nothing")
+    judged, named = record.verdict, {s.node for s in found}
+    if judged is not None and judged.seconds and judged.culprit in record.names.keys() - named:
+        found.append(Slowness(NodeId(judged.culprit), judged.name, judged.kind, 0.0, judged.sentence))
     return sorted(found, key=lambda s: -s.times)
 
 

@@ -38,7 +38,7 @@ async function showRound(number) {
       element("a", { href: `#/at/${record.round}` }, "The run as of this round")),
     element("p", { class: record.void ? "bad" : "" }, said.why), facts,
     element("h3", {}, "Who was slow"),
-    said.slow.length ? element("ul", {}, ...said.slow.slice(0, 30).map(s => element("li", {}, nodeLink(s.node, s.name), s.sentence.slice(s.name.length)))) : element("p", {}, "Nobody was much slower than the others."),
+    said.slow.length ? element("ul", {}, ...said.slow.slice(0, 30).map(s => element("li", {}, nodeLink(s.node, s.name), s.sentence.startsWith(s.name) ? s.sentence.slice(s.name.length) : `: ${s.sentence}`))) : element("p", {}, "Nobody was much slower than the others."),
     element("p", {}, sentence(record.reason)),
     element("h3", {}, "Where each node's time went"),
     element("p", { class: "key" }, ...parts.map(part => element("span", {}, swatch(part), PARTS[part]))),

@@ -9,6 +9,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.history.series import SeriesTable, series_row
 from atoll.coordinator.monitor.round_story import UsualTimes, slow_nodes, usual_times, verdict_of, waterfall, why
+from atoll.coordinator.state_machine.events import CommitRecord
 
 STORY = past_runs.Story(rounds=60)
 RECORDS = list(past_runs.records(STORY))
@@ -50,6 +51,19 @@ def test_a_verdict_of_the_run_is_said_in_its_words() -> None:
     judged = replace(LAST, verdict=verdict)
     assert verdict_of(judged) == why(judged, usual_times(series(60), judged)) == sentence
     assert verdict_of(LAST) == ""
+
+
+def test_who_is_to_blame_is_among_the_slow_once() -> None:
+    def judged(culprit: str, name: str, seconds: float) -> CommitRecord:
+        said = f"{name} computed slowly"
+        return replace(
+            LAST, verdict=Verdict(Kind.SLOW_COMPUTE, culprit, name, "", "", said, Confidence.AGREED, seconds)
+        )
+
+    assert slow_nodes(judged("n1", "ada", 9.0))[-1].sentence == "ada computed slowly"
+    assert slow_nodes(judged("n1", "ada", 0.0)) == slow_nodes(LAST), "a condition that took no time"
+    assert slow_nodes(judged(past_runs.SLOW, "gus", 9.0)) == slow_nodes(LAST)
+    assert slow_nodes(judged("coordinator", "coordinator", 9.0)) == slow_nodes(LAST)
 
 
 def test_the_slow_are_named_with_how_many_times_slower_they_were_the_worst_first() -> None:
