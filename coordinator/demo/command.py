@@ -52,6 +52,7 @@ PROGRESS_TIMEOUT = 120.0  # seconds without a step or a commit
 JOIN_TIMEOUT = 300.0  # seconds from the late node's start until it has contributed to a round
 LEAVE_TIMEOUT = 20.0  # seconds; a daemon's time to end after the run did
 STOP_TIMEOUT = 45.0  # seconds; the coordinator's, wandb's flush included
+SESSION = "session"  # file of a node's state directory with which it would come back
 MARK_VARIABLE = "ATOLL_DEMO"  # in the environment of everything a demo starts
 
 
@@ -353,12 +354,14 @@ class DemoProcesses:
         return {name: code for name, code in polled.items() if code is not None}
 
     def kill(self, name: str) -> None:
-        """SIGKILL for a daemon and all that it started, as when a machine loses its power."""
+        """SIGKILL for a daemon and all that it started, as when a machine loses its power. It never comes back: the
+        node that joins clears away what it left in memory."""
         daemon = psutil.Process(self.processes[name].pid)
         for process in (daemon, *daemon.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.processes.pop(name).wait()
+        (self.out / name / SESSION).unlink(missing_ok=True)
 
     def dismiss(self) -> None:
         """End the processes after the run: the daemons end by themselves, then the coordinator is told to. Raises

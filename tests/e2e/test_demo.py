@@ -14,6 +14,8 @@ import psutil
 import pytest
 import wandb_log
 
+from atoll.node.outer.vector_folders import own_folders
+
 pytestmark = pytest.mark.e2e
 
 ROUNDS = 18
@@ -77,6 +79,7 @@ def test_a_run_survives_the_death_of_a_node_and_takes_in_another(tmp_path: Path,
     code, stdout, stderr = demo.end()
     assert code == 0, stdout + stderr
     assert demo.processes() == []
+    assert not [folder for node in demo.out.iterdir() for folder in own_folders(node)], "nothing is left in memory"
 
     report = json.loads((demo.out / "report.json").read_text())
     assert json.loads(stdout.splitlines()[-1]) == report
