@@ -354,8 +354,8 @@ class DemoProcesses:
         return {name: code for name, code in polled.items() if code is not None}
 
     def kill(self, name: str) -> None:
-        """SIGKILL for a daemon and all that it started, as when a machine loses its power. It never comes back: the
-        node that joins clears away what it left in memory."""
+        """SIGKILL for a daemon and all that it started, as when a machine loses its power. It never comes back, so
+        the node that joins clears away what it left in memory."""
         daemon = psutil.Process(self.processes[name].pid)
         for process in (daemon, *daemon.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
