@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long page chromium prometheus titan harness p2p wheel mutations chaos bench blame \
+.PHONY: install demo test test-long alone page chromium prometheus titan harness p2p wheel mutations chaos bench blame \
     quality check docs format proto reference clean
 
 install: .venv/installed
@@ -38,7 +38,11 @@ test: .venv/installed-dev
 # Everything else that must pass. Emulated networks need root.
 test-long: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e" $(CORES)
-	$(PYTEST) --timeout 1200 -m "long and e2e"
+	$(PYTEST) --timeout 1200 -m "long and e2e and not alone"
+
+# What takes the seconds of real processes: on a machine that has nothing else to do.
+alone: .venv/installed-dev
+	$(PYTEST) --timeout 1200 -m alone
 
 # The coordinator's page in Chromium, and the pictures of it in docs/watching/: two minutes.
 page: .venv/installed-dev chromium

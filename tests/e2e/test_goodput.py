@@ -11,7 +11,7 @@ import psutil
 import pytest
 from e2e.harness import ATOLL, Run, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.alone]
 PACE = 0.15  # seconds that a step takes at least
 STEPS = 80
 NAMES = ("ada", "bo", "cy")
