@@ -202,7 +202,7 @@ def test_a_reducer_obeys_its_owner_and_refuses_what_it_cannot(run: Run) -> None:
     assert tell(run, "r", "finish").returncode == 0
     assert run.nodes["r"].wait(30) == 0, run.log("r")
     assert run.offences("r") == []
-    run.whole(run.committed())
+    run.whole(run.committed() - 1)  # the last one may lack its validation loss yet
 
 
 def test_a_node_that_computes_for_a_twentieth_of_the_time_is_never_taken_for_hung(run: Run) -> None:
@@ -240,4 +240,4 @@ def test_a_limit_on_memory_is_refused_where_the_model_does_not_fit_and_else_kept
     at = run.committed()
     until("commits", lambda: run.committed() >= at + 2, 180.0)
     assert "the trainer died" not in run.log("one")
-    run.whole(run.committed())
+    run.whole(run.committed() - 1)  # the last one may lack its validation loss yet
