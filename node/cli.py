@@ -239,22 +239,31 @@ node.add_command(
 @state_dir_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def uninstall(state_dir: Path, yes: bool) -> None:
-    """Let the daemon leave, and remove everything of this node but the program: service, state, cache.
+    """Let the daemon leave, and remove everything of this node but the program: service, state, settings, cache.
 
     What it trained and has not contributed is lost; its name and its part in the run stay where they are.
     """
-    from atoll.node.service.uninstall import Installed, check_removable
+    from atoll.node.service.uninstall import Installed, NotConfirmed, check_removable
     from atoll.node.service.uninstall import uninstall as remove
 
     found = Installed(state_dir.expanduser().absolute())
     check_removable(found)
     for line in found.lines():
         say(line)
-    if not yes:
-        click.confirm("Remove all of this?", abort=True)
+    if not yes and not _agrees("Remove all of this?"):
+        raise NotConfirmed("nothing was removed")
     for line in remove(found):
         say(line)
     click.echo("the program is still there: remove its clone or virtual environment, or `pip uninstall atoll`")
+
+
+def _agrees(question: str) -> bool:
+    """Whether the question is answered with yes: who ends it, or is not there, does not."""
+    try:
+        return click.confirm(question)
+    except click.Abort:
+        click.echo()
+        return False
 
 
 @node.command()

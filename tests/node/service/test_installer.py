@@ -14,6 +14,7 @@ from atoll.comm.exit_codes import ExitCode
 from atoll.node.cli import node
 from atoll.node.service.detach import NotStarted
 from atoll.node.service.installer import Manager, service_name
+from atoll.node.service.uninstall import NotConfirmed
 
 URL = "atoll://SECRET@127.0.0.1:4700/reef"
 
@@ -201,8 +202,18 @@ def test_what_has_not_joined_yet_is_removed_too(system: System) -> None:
     assert not folder.exists()
 
 
-def test_one_is_asked_before_anything_goes(system: System) -> None:
+@pytest.mark.parametrize("answer", ["n\n", ""], ids=["no", "nobody is there to answer"])
+def test_one_is_asked_before_anything_goes(answer: str, system: System) -> None:
     system.run("install-service", URL)
-    said = CliRunner().invoke(node, ["uninstall"], input="n\n")
-    assert said.exit_code == 1 and "Remove all of this?" in said.output
+    said = CliRunner().invoke(node, ["uninstall"], input=answer)
+    assert isinstance(said.exception, NotConfirmed) and "Remove all of this?" in said.output
+    assert str(said.exception) == "nothing was removed" and said.exception.exit_code is ExitCode.INTERRUPTED
     assert (system.units / "atoll-node.service").exists()
+
+
+def test_settings_of_the_owners_own_hand_are_named_before_they_go(system: System) -> None:
+    system.run("install-service", URL)
+    settings = system.home / ".local/state/atoll/node/node.yaml"
+    assert "node.yaml" not in CliRunner().invoke(node, ["uninstall"], input="n\n").output
+    settings.write_text("threads: 2\n")
+    assert "your own node.yaml" in CliRunner().invoke(node, ["uninstall"], input="n\n").output
