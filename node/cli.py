@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from atoll.comm.xdg import default_state_dir
 from atoll.node.config import Device, NodeConfig
 from atoll.node.settings import load_settings
 from atoll.node.state_files import SESSION
+from atoll.node.status_words import status_lines, value_words
 
 VERIFIER = "verifier"  # the role
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
@@ -329,33 +329,6 @@ def top(state_dir: Path) -> None:
     Top(lambda: ask(folder, "status")).run()
 
 
-def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The labels and words of what a daemon says of itself. What it does not know is left out, but for the MFU of
-    a trainer that takes steps."""
-    for key, value in said.items():
-        label = "state of round" if key == "round" else key.replace("_", " ")
-        match key, value:
-            case (("recovery" | "phase" | "exchange" | "steps_at_most" | "training_round"), _):  # for scripts
-                continue
-            case "limits", dict():
-                usual = NodeConfig()
-                told = (
-                    f"{k}={value_words(v)}" for k, v in value.items() if k != "disk" and v != getattr(usual, k)
-                )
-                if words := " ".join(told):
-                    yield label, words
-            case "mfu", None if said.get("tokens_per_s"):
-                yield label, "unknown"
-            case _, "" | None | -1:
-                continue
-            case (("mfu" | "data_wait"), _):
-                yield label, f"{100 * value:.1f} %"
-            case (("learning_rate" | "gradient_norm"), _):
-                yield label, f"{value:.4g}"
-            case _:
-                yield label, f"{value:,.2f}" if isinstance(value, float) else str(value)
-
-
 @node.command()
 @state_dir_option
 def leave(state_dir: Path) -> None:
@@ -458,17 +431,6 @@ def limits(settings: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
         click.echo(f"{key:>18}  {value_words(value)}{'  (told to the node)' * (key in said['told'])}")
     if said["paused"]:
         click.echo(f"the node pauses: {said['paused']}")
-
-
-def value_words(value: Any) -> str:
-    """A limit's value as it is written."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case float():
-            return f"{value:g}"
-        case _:
-            return str(value) or "-"
 
 
 def check_command(command: tuple[str, ...], role: str) -> None:

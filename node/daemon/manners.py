@@ -96,7 +96,7 @@ class Manners:
         if self.reason is None:
             return ""
         until = self._until()
-        return f"{self.reason.words}, until {until:%H:%M on %a %d %b}" if until is not None else self.reason.words
+        return f"{self.reason.words}, until {clock_words(until)}" if until is not None else self.reason.words
 
     def room(self) -> float:
         """The bytes that may yet pass, up and down together, at this moment. At the last of them the node pauses,
@@ -285,6 +285,11 @@ class Manners:
         if self.reason is PauseReason.HOURS and hours is not None:
             return hours.next_begin(datetime.now())
         return None
+
+
+def clock_words(at: datetime) -> str:
+    """A time of the clock on the wall, with its seconds where it has some."""
+    return f"{at:%H:%M:%S on %a %d %b}" if at.second else f"{at:%H:%M on %a %d %b}"
 
 
 def _number(text: str) -> float:

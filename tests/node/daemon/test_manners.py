@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,11 @@ def test_a_pause_for_so_long_says_until_when(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot pause"):
             told.ask("pause", wrong)
     assert told.manners.words == words, "what was refused changes nothing"
+
+
+def test_a_time_has_its_seconds_unless_it_is_a_full_minute() -> None:
+    assert manners.clock_words(datetime(2026, 11, 26, 2, 57, 40)) == "02:57:40 on Thu 26 Nov"
+    assert manners.clock_words(datetime(2026, 11, 26, 22, 0)) == "22:00 on Thu 26 Nov"
 
 
 def test_limits_are_followed_at_once_and_a_refused_one_changes_nothing(tmp_path: Path) -> None:
