@@ -201,7 +201,7 @@ def _install_service(context: click.Context, /, now: bool, **_: Any) -> None:
     a service of your systemd, on macOS a launch agent; no root is needed. A service that is there already is
     replaced.
     """
-    from atoll.node.daemon.control_socket import refuse_second
+    from atoll.node.daemon.control_socket import command, refuse_second, runs
     from atoll.node.service.detach import LOG_FILE
     from atoll.node.service.installer import KEPT_VARIABLES, Manager, service_name
     from atoll.node.service.systemd import Service
@@ -218,6 +218,9 @@ def _install_service(context: click.Context, /, now: bool, **_: Any) -> None:
     if now:
         manager.start(name)
         click.echo("the node has joined and runs as a service")
+    elif runs(checked.state_dir):
+        ending = command("finish", checked.state_dir)
+        click.echo(f"a node runs already in {checked.state_dir}: end it first (`{ending}`), the service cannot beside it")
     for line in manager.next_steps(name, now):
         click.echo(line)
 

@@ -63,7 +63,7 @@ def test_limits_are_followed_at_once_and_a_refused_one_changes_nothing(tmp_path:
     answer = told.ask("limits", "upload=20", "gpu_duty=0.5")
     assert answer["limits"]["upload"] == 20.0 and answer["told"] == ["gpu_duty", "upload"]
     assert (told.configs[-1].upload, told.configs[-1].gpu_duty) == (20.0, 0.5)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="hours is '7'.*none of these 2 limits was set"):
         told.ask("limits", "download=5", "hours=7")
     assert told.configs[-1].download == 0 and len(told.configs) == 2
     assert Told(tmp_path, NodeConfig(upload=30.0)).configs[-1].upload == 20.0

@@ -2,6 +2,7 @@
 program, and here one that writes down what it is told."""
 
 import os
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.exit_codes import ExitCode
 from atoll.node.cli import node
+from atoll.node.daemon import control_socket
 from atoll.node.service.detach import NotStarted
 from atoll.node.service.installer import Manager, service_name
 from atoll.node.service.uninstall import NotConfirmed
@@ -99,7 +101,7 @@ def test_now_starts_it_and_what_fails_is_said(system: System) -> None:
     assert said.exit_code == 0 and "runs as a service" in said.output
     assert system.calls() == ["--user daemon-reload", "--user enable atoll-node", "--user restart atoll-node"]
     system.install(1)
-    with pytest.raises(ResourceError, match="Failed to connect to bus"):
+    with pytest.raises(ResourceError, match="Failed to connect to bus; .*not started.*--detach"):
         system.run("install-service", URL, "--now")
     system.install(0, node_code=5)
     with pytest.raises(NotStarted, match="exit code 5, refused by the other side") as failed:
@@ -109,6 +111,18 @@ def test_now_starts_it_and_what_fails_is_said(system: System) -> None:
     with pytest.raises(NotStarted, match="exit code 7, refused for now, and is started again") as failed:
         system.run("install-service", URL, "--now")
     assert failed.value.exit_code is ExitCode.NOT_NOW
+
+
+def test_a_node_that_runs_already_is_told_of_for_the_service_begins_when_it_has_ended(system: System) -> None:
+    state = system.home / "ada"
+    state.mkdir()
+    words = ("install-service", URL, "--state-dir", str(state))
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(state / control_socket.NAME))
+        daemon.listen()
+        said = system.run(*words)
+        assert said.exit_code == 0 and "a node runs already in" in said.output and "atoll node finish" in said.output
+    assert "runs already" not in system.run(*words).output
 
 
 def test_nothing_is_written_for_a_join_that_cannot_be_or_without_systemd(
