@@ -19,7 +19,11 @@ LABELS = {
     "memory_bytes": "memory",
 }
 BYTES = {key for key in LABELS if "bytes" in key}
-KNOWN_LATER = {"loss", "gradient_norm", "learning_rate", "device_bytes", "trainer_rss_bytes", "memory_bytes"}  # 0: no
+# Of these 0 says that it is not known yet.
+KNOWN_LATER = {
+    *("loss", "gradient_norm", "learning_rate"),
+    *("device_bytes", "trainer_rss_bytes", "memory_bytes"),
+}
 
 
 def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:

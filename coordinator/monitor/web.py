@@ -183,8 +183,8 @@ def web(source: RunSource, more: Sequence[BaseRoute] = ()) -> Starlette:
 
 
 def _known(path: str, endpoint: Endpoint, names: tuple[str, ...]) -> Endpoint:
-    """The endpoint, which refuses a question with another name than these: what is not looked at might be taken for
-    obeyed."""
+    """The endpoint, which refuses a question with another name than these: what is not looked at might be taken
+    for obeyed."""
 
     async def answered(request: Request) -> Response:
         if odd := [name for name in request.query_params if name not in names]:

@@ -99,8 +99,8 @@ def refuse_second(state_dir: Path) -> None:
     if not runs(state_dir):
         return
     raise ResourceError(
-        f"a node of yours runs already in {state_dir}: `{command('status', state_dir)}` shows it; another one beside "
-        "it needs another --state-dir"
+        f"a node of yours runs already in {state_dir}: `{command('status', state_dir)}` shows it; another one "
+        "beside it needs another --state-dir"
     )
 
 
@@ -124,13 +124,13 @@ def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
                 raise ValueError("what it says is no answer")
         except (FileNotFoundError, ConnectionRefusedError):
             raise Unreachable(
-                f"no node runs in {state_dir}, or it has not joined yet: is --state-dir right? `atoll node join URL` "
-                "starts one"
+                f"no node runs in {state_dir}, or it has not joined yet: is --state-dir right? `atoll node join "
+                "URL` starts one"
             ) from None
         except (OSError, ValueError, RecursionError) as error:
+            why = getattr(error, "strerror", None) or error
             raise Unreachable(
-                f"the node in {state_dir} gives no answer ({getattr(error, 'strerror', None) or error}): try again; "
-                "if it stays so, its log may say why"
+                f"the node in {state_dir} gives no answer ({why}): try again; if it stays so, its log may say why"
             ) from None
     if not said.pop("ok"):
         raise Refused(str(said.get("error", "")))

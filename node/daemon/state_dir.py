@@ -59,8 +59,8 @@ def exclusive(state_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ResourceError(
-                f"another process uses the state directory {state_dir}, of a node that joins or ends just now, or a "
-                "worker: wait for it, or give another --state-dir"
+                f"another process uses the state directory {state_dir}, of a node that joins or ends just now, or "
+                "a worker: wait for it, or give another --state-dir"
             ) from None
         except OSError:
             pass  # a file system without locks

@@ -25,8 +25,8 @@ KEPT_VARIABLES = (
 )
 RELOAD = ("daemon-reload",)  # the first that a systemd of this user has to answer
 NO_SESSION = (
-    "Where you have no systemd of your own, as in a container or behind `su`, `atoll node join URL --detach` needs "
-    "none; else log in anew, and give this command again"
+    "Where you have no systemd of your own, as in a container or behind `su`, `atoll node join URL --detach` "
+    "needs none; else log in anew, and give this command again"
 )
 COMMAND_SECONDS = 120.0  # that a manager may take to stop a node
 

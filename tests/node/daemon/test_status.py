@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.errors import ResourceError, Unreachable
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import cli
 from atoll.node.daemon import control_socket
+from atoll.node.daemon.run_status import last_sentence
 from atoll.node.status_words import status_lines
 
 SAID = {"name": "ada", "phase": "waiting", "round": 2, "disk_round": -1, "recovery_trouble": "", "loss": 1.5}
@@ -62,7 +64,17 @@ def test_a_node_that_does_not_run_and_one_that_does_are_told_of_with_what_to_do(
 
     async def story() -> None:
         async with control_socket.serve(tmp_path, dict, lambda: None):
-            with pytest.raises(ResourceError, match="a node of yours runs already in .*`atoll node status --state-d"):
+            with pytest.raises(
+                ResourceError, match="a node of yours runs already in .*`atoll node status --state-d"
+            ):
                 control_socket.refuse_second(tmp_path)
 
     asyncio.run(story())
+
+
+def test_a_node_ends_with_a_sentence_that_says_how_and_what_the_run_has_of_it() -> None:
+    view = pb.View(credited_tokens=12_345, credited_rounds=7)
+    work = "12,345 tokens of its work are in it, of 7 rounds"
+    assert last_sentence(True, view) == f"the node has left the run, which is finished: {work}"
+    assert last_sentence(False, view) == f"the node has left the run, as it was told to: {work}"
+    assert last_sentence(False, None) == "the node has left the run, as it was told to"

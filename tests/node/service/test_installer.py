@@ -121,7 +121,8 @@ def test_a_node_that_runs_already_is_told_of_for_the_service_begins_when_it_has_
         daemon.bind(str(state / control_socket.NAME))
         daemon.listen()
         said = system.run(*words)
-        assert said.exit_code == 0 and "a node runs already in" in said.output and "atoll node finish" in said.output
+        assert said.exit_code == 0
+        assert "a node runs already in" in said.output and "atoll node finish" in said.output
     assert "runs already" not in system.run(*words).output
 
 
