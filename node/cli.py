@@ -220,9 +220,8 @@ def _install_service(context: click.Context, /, now: bool, **_: Any) -> None:
         click.echo("the node has joined and runs as a service")
     elif runs(checked.state_dir):
         ending = command("finish", checked.state_dir)
-        click.echo(
-            f"a node runs already in {checked.state_dir}: end it first (`{ending}`), the service cannot run beside it"
-        )
+        where = f"a node runs already in {checked.state_dir}"
+        click.echo(f"{where}: end it first (`{ending}`), the service cannot run beside it")
     for line in manager.next_steps(name, now):
         click.echo(line)
 
