@@ -144,6 +144,7 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
 
         click.echo(msgspec.json.encode(config).decode())
         return
+    say(f"# the resolved config of {run_yaml}, all defaults in it; the last lines say what it comes to")
     click.echo(to_yaml(config).rstrip())
     own = config.data.kind is DataKind.SCRIPT
     if config.engine is Engine.TORCHTITAN:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from atoll.comm.xdg import default_state_dir
 from atoll.node.config import Device, NodeConfig
 from atoll.node.settings import load_settings
 from atoll.node.state_files import SESSION
+from atoll.node.status_words import status_lines, value_words
 
 VERIFIER = "verifier"  # the role
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
@@ -201,7 +201,7 @@ def _install_service(context: click.Context, /, now: bool, **_: Any) -> None:
     a service of your systemd, on macOS a launch agent; no root is needed. A service that is there already is
     replaced.
     """
-    from atoll.node.daemon.control_socket import refuse_second
+    from atoll.node.daemon.control_socket import command, refuse_second, runs
     from atoll.node.service.detach import LOG_FILE
     from atoll.node.service.installer import KEPT_VARIABLES, Manager, service_name
     from atoll.node.service.systemd import Service
@@ -218,6 +218,10 @@ def _install_service(context: click.Context, /, now: bool, **_: Any) -> None:
     if now:
         manager.start(name)
         click.echo("the node has joined and runs as a service")
+    elif runs(checked.state_dir):
+        ending = command("finish", checked.state_dir)
+        where = f"a node runs already in {checked.state_dir}"
+        click.echo(f"{where}: end it first (`{ending}`), the service cannot run beside it")
     for line in manager.next_steps(name, now):
         click.echo(line)
 
@@ -239,22 +243,31 @@ node.add_command(
 @state_dir_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def uninstall(state_dir: Path, yes: bool) -> None:
-    """Let the daemon leave, and remove everything of this node but the program: service, state, cache.
+    """Let the daemon leave, and remove everything of this node but the program: service, state, settings, cache.
 
     What it trained and has not contributed is lost; its name and its part in the run stay where they are.
     """
-    from atoll.node.service.uninstall import Installed, check_removable
+    from atoll.node.service.uninstall import Installed, NotConfirmed, check_removable
     from atoll.node.service.uninstall import uninstall as remove
 
     found = Installed(state_dir.expanduser().absolute())
     check_removable(found)
     for line in found.lines():
         say(line)
-    if not yes:
-        click.confirm("Remove all of this?", abort=True)
+    if not yes and not _agrees("Remove all of this?"):
+        raise NotConfirmed("nothing was removed")
     for line in remove(found):
         say(line)
     click.echo("the program is still there: remove its clone or virtual environment, or `pip uninstall atoll`")
+
+
+def _agrees(question: str) -> bool:
+    """Whether the question is answered with yes: who ends it, or is not there, does not."""
+    try:
+        return click.confirm(question)
+    except click.Abort:
+        click.echo()
+        return False
 
 
 @node.command()
@@ -318,33 +331,6 @@ def top(state_dir: Path) -> None:
 
     folder = state_dir.expanduser()
     Top(lambda: ask(folder, "status")).run()
-
-
-def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The labels and words of what a daemon says of itself. What it does not know is left out, but for the MFU of
-    a trainer that takes steps."""
-    for key, value in said.items():
-        label = "state of round" if key == "round" else key.replace("_", " ")
-        match key, value:
-            case (("recovery" | "phase" | "exchange" | "steps_at_most" | "training_round"), _):  # for scripts
-                continue
-            case "limits", dict():
-                usual = NodeConfig()
-                told = (
-                    f"{k}={value_words(v)}" for k, v in value.items() if k != "disk" and v != getattr(usual, k)
-                )
-                if words := " ".join(told):
-                    yield label, words
-            case "mfu", None if said.get("tokens_per_s"):
-                yield label, "unknown"
-            case _, "" | None | -1:
-                continue
-            case (("mfu" | "data_wait"), _):
-                yield label, f"{100 * value:.1f} %"
-            case (("learning_rate" | "gradient_norm"), _):
-                yield label, f"{value:.4g}"
-            case _:
-                yield label, f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
 @node.command()
@@ -449,17 +435,6 @@ def limits(settings: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
         click.echo(f"{key:>18}  {value_words(value)}{'  (told to the node)' * (key in said['told'])}")
     if said["paused"]:
         click.echo(f"the node pauses: {said['paused']}")
-
-
-def value_words(value: Any) -> str:
-    """A limit's value as it is written."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case float():
-            return f"{value:g}"
-        case _:
-            return str(value) or "-"
 
 
 def check_command(command: tuple[str, ...], role: str) -> None:

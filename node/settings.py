@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atoll.comm.config.load import load_dataclass
 from atoll.node.config import NodeConfig, check
+from atoll.node.state_files import SETTINGS
 
 PREFIX = "ATOLL_NODE_"  # of a setting's environment variable: ATOLL_NODE_DEVICE=cpu
 
@@ -16,7 +17,7 @@ def load_settings(
     state_dir: Path, overrides: tuple[str, ...], environment: Mapping[str, str] = os.environ
 ) -> NodeConfig:
     """The settings of the node with this state directory. Raises `ConfigError`."""
-    local = state_dir / "node.yaml"
+    local = state_dir / SETTINGS
     given = (*settings_of(environment), *overrides)
     config = load_dataclass(NodeConfig, local if local.exists() else None, given)
     check(config)

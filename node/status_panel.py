@@ -11,6 +11,7 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 
 from atoll.comm.terminal import visible
 from atoll.node.config import NodeConfig
+from atoll.node.status_words import amount
 
 LABEL_WIDTH = 12  # characters before a line's words
 BAR_WIDTH = 30  # characters
@@ -100,15 +101,6 @@ def bar(done: float, of: float, width: int = BAR_WIDTH) -> str:
     """A bar that is full where all is done."""
     full = round(width * min(max(done / of, 0.0), 1.0)) if of else 0
     return "━" * full + "·" * (width - full)
-
-
-def amount(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _together(phase: str, reason: str) -> str:

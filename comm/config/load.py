@@ -22,6 +22,11 @@ from atoll.comm.errors import ConfigError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+# What a value of each kind is, for who wrote another one.
+KINDS: dict[Any, str] = {
+    **{bool: "true or false", int: "a whole number", float: "a number"},
+    **{bool | None: "true, false or null", int | None: "a whole number or null", float | None: "a number or null"},
+}
 
 
 def load_run(
@@ -56,7 +61,7 @@ def load_dataclass(
     """Merge `schema`'s defaults, a YAML file, one `over` it, and a dotlist; unknown keys and wrong types are
     `ConfigError`s."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import OmegaConfBaseException, ValidationError
     from yaml import YAMLError
 
     source = "the overrides"
@@ -78,6 +83,10 @@ def load_dataclass(
         raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "?"
+        if isinstance(error, ValidationError) and (kind := KINDS.get(_kind_of(schema, key))):
+            where = "" if source == "the overrides" else f" in {source}"
+            value = "null" if error.value is None else repr(str(error.value))
+            raise ConfigError(f"{key}{where} is {value}: it must be {kind}") from None
         reason = str(error.msg or error).splitlines()[0] if hasattr(error, "msg") else str(error).splitlines()[0]
         # OmegaConf lists the members' names; what is written are their values.
         reason = re.sub(r"expected one of \[.*\]", lambda found: found[0].lower(), reason)

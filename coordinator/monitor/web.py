@@ -40,6 +40,7 @@ RECONNECT_MS = 500  # after which a page comes again
 MAX_LISTENERS = 24  # of the stream at a time; the door has 64 places
 PACK_FROM = 1400  # bytes of an answer, from which on it is compressed for who takes that
 PACK_LEVEL = 4
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RunWeb:
@@ -58,19 +59,21 @@ class RunWeb:
 
     def routes(self) -> list[Route]:
         """The routes of the page and its JSON."""
-        found: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "/": self._page,
-            "/api/run": self._run,
-            "/api/stream": self._stream,
-            "/api/rounds": self._in_thread(self._answers.rounds),
-            "/api/round/{round}": self._in_thread(self._answers.round),
-            "/api/series": self._in_thread(self._answers.series),
-            "/api/node/{node}": self._in_thread(self._answers.node),
-            "/api/events": self._in_thread(self._answers.events),
-            "/api/links": self._in_thread(self._answers.links),
-            "/api/contributions": self._in_thread(self._answers.contributions),
+        ask, answers = self._in_thread, self._answers
+        # Of each path the names that a question may have.
+        found: dict[str, tuple[Endpoint, tuple[str, ...]]] = {
+            "/api/run": (self._run, ("round",)),
+            "/api/stream": (self._stream, ()),
+            "/api/rounds": (ask(answers.rounds), ("since", "limit", "fields")),
+            "/api/round/{round}": (ask(answers.round), ()),
+            "/api/series": (ask(answers.series), ("x", "names", "from", "to", "points")),
+            "/api/node/{node}": (ask(answers.node), ("from", "to", "points")),
+            "/api/events": (ask(answers.events), ("search", "after", "before", "limit")),
+            "/api/links": (ask(answers.links), ("round",)),
+            "/api/contributions": (ask(answers.contributions), ("limit", "offset")),
         }
-        return [Route(path, _in_sentences(endpoint)) for path, endpoint in found.items()]
+        routes = [Route(path, _in_sentences(_known(path, *asked))) for path, asked in found.items()]
+        return [Route("/", _in_sentences(self._page)), *routes]
 
     # The page
 
@@ -159,7 +162,7 @@ class RunWeb:
 
     # Questions that are answered in the thread
 
-    def _in_thread(self, answer: Callable[[Query], Answer | bytes]) -> Callable[[Request], Awaitable[Response]]:
+    def _in_thread(self, answer: Callable[[Query], Answer | bytes]) -> Endpoint:
         """An endpoint that answers in JSON what `answer` finds, in a thread, one at a time."""
 
         def body(request: Request) -> bytes:
@@ -179,7 +182,19 @@ def web(source: RunSource, more: Sequence[BaseRoute] = ()) -> Starlette:
     return Starlette(routes=[*RunWeb(source).routes(), *more])
 
 
-def _in_sentences(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def _known(path: str, endpoint: Endpoint, names: tuple[str, ...]) -> Endpoint:
+    """The endpoint, which refuses a question with another name than these: what is not looked at might be taken
+    for obeyed."""
+
+    async def answered(request: Request) -> Response:
+        if odd := [name for name in request.query_params if name not in names]:
+            raise ValueError(f"{path} knows no {odd[0][:40]!r}: give {', '.join(names) or 'nothing'}")
+        return await endpoint(request)
+
+    return answered
+
+
+def _in_sentences(endpoint: Endpoint) -> Endpoint:
     async def answered(request: Request) -> Response:
         try:
             return await endpoint(request)

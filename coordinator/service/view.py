@@ -177,13 +177,15 @@ def has_news(mine: NodeView, was: NodeView) -> bool:
 
 
 def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
-    """The parts of a view that are one node's own; for a node that is gone, only how it went."""
+    """The parts of a view that are one node's own; for a node that is gone, only how it went and
+    what is credited to it."""
     r = state.round
     me = state.members.here.get(node)
     if me is None:
         gone = state.members.departed.get(node)
         was = gone.state if gone is not None else ""
-        return NodeView(was, False, False, False, False, False, False, (), False, (), (), False, 0)
+        credit = _credit(state, node)
+        return NodeView(was, False, False, False, False, False, False, (), False, (), (), False, 0, credit=credit)
     trains = r.phase in TRAINING and me.state in TRAINABLE_STATES
     task = state.replays.tasks.get(node)
     lacks = me.state_round != state.committed and me.role != REDUCER and task is None

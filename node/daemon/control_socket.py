@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from atoll.comm.errors import AtollError, Refused, ResourceError, Unreachable
 from atoll.comm.readiness import say_ready
+from atoll.comm.xdg import default_state_dir
 
 NAME = "daemon.sock"
 TIMEOUT = 5.0  # seconds
@@ -82,19 +84,30 @@ def words(line: bytes) -> list[str]:
     return list(request)
 
 
-def refuse_second(state_dir: Path) -> None:
-    """Raise `ResourceError` if a daemon lives in this state directory."""
+def runs(state_dir: Path) -> bool:
+    """Whether a daemon that has joined lives in this state directory."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(_short(state_dir / NAME))
         except OSError:
-            return
-    raise ResourceError(second(state_dir))
+            return False
+    return True
 
 
-def second(state_dir: Path) -> str:
-    """The sentence with which a second daemon is refused."""
-    return f"another daemon uses the state directory {state_dir}: give another --state-dir"
+def refuse_second(state_dir: Path) -> None:
+    """Raise `ResourceError` if a daemon lives in this state directory."""
+    if not runs(state_dir):
+        return
+    raise ResourceError(
+        f"a node of yours runs already in {state_dir}: `{command('status', state_dir)}` shows it; another one "
+        "beside it needs another --state-dir"
+    )
+
+
+def command(verb: str, state_dir: Path) -> str:
+    """The command line that asks the node with this state directory."""
+    usual = state_dir == default_state_dir("node")
+    return f"atoll node {verb}" if usual else f"atoll node {verb} --state-dir {shlex.quote(str(state_dir))}"
 
 
 def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
@@ -109,9 +122,15 @@ def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
             said = json.loads(connection.makefile("rb").readline(MAX_ANSWER_BYTES))
             if not isinstance(said, dict) or "ok" not in said:
                 raise ValueError("what it says is no answer")
-        except (OSError, ValueError, RecursionError) as error:
+        except (FileNotFoundError, ConnectionRefusedError):
             raise Unreachable(
-                f"no daemon answers in {state_dir} ({error}): is it running, is --state-dir right?"
+                f"no node runs in {state_dir}, or it has not joined yet: is --state-dir right? `atoll node join "
+                "URL` starts one"
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise Unreachable(
+                f"the node in {state_dir} gives no answer ({why}): try again; if it stays so, its log may say why"
             ) from None
     if not said.pop("ok"):
         raise Refused(str(said.get("error", "")))

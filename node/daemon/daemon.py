@@ -42,7 +42,7 @@ from atoll.node.daemon.metrics_page import metrics_page
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.phase_clock import PhaseClock
 from atoll.node.daemon.pulse import Pulse
-from atoll.node.daemon.run_status import of_the_run
+from atoll.node.daemon.run_status import last_sentence, of_the_run
 from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
 from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
@@ -129,6 +129,8 @@ class Daemon:
         finally:
             if self._loop is not None:
                 await self._loop.close()
+        if self._takes_part:
+            log.info(last_sentence(self._finished, self._state.view))
 
     async def _enter(self, opened: AsyncExitStack) -> None:
         session = CoordinatorSession.opened(self._invite, self._config, self._options, self._server)

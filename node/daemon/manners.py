@@ -15,12 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from atoll.comm.errors import ConfigError
+from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.pause_reasons import PauseReason
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.control_socket import Verb
 from atoll.node.manners.byte_account import load_account, save_account
-from atoll.node.manners.limits import KEYS, changed, limited, load_orders, save_orders, shown, wishes
+from atoll.node.manners.limits import KEYS, Orders, changed, limited, load_orders, save_orders, shown, wishes
 from atoll.node.manners.may_train import Observations, Pause, byte_room, may_train
 from atoll.node.manners.sensors import Sensors, check_observable
 from atoll.node.memory import GIGABYTE
@@ -96,7 +96,7 @@ class Manners:
         if self.reason is None:
             return ""
         until = self._until()
-        return f"{self.reason.words}, until {until:%H:%M on %a %d %b}" if until is not None else self.reason.words
+        return f"{self.reason.words}, until {clock_words(until)}" if until is not None else self.reason.words
 
     def room(self) -> float:
         """The bytes that may yet pass, up and down together, at this moment. At the last of them the node pauses,
@@ -231,16 +231,25 @@ class Manners:
 
     def _limit(self, arguments: Sequence[str]) -> dict[str, Any]:
         if arguments:
-            orders = changed(self._orders, arguments, self._keys)
-            config = limited(self._base, orders)
-            touched = {setting.partition("=")[0] for setting in arguments}
-            check_observable(replace(NodeConfig(), **{key: getattr(config, key) for key in touched}))
-            self._fits(config)
-            self._keep(orders)
+            try:
+                self._keep(self._checked(arguments))
+            except AtollError as error:
+                if len(arguments) == 1:
+                    raise
+                raise type(error)(f"{error}; none of these {len(arguments)} limits was set") from None
         known = {key: value for key, value in shown(self.config).items() if key in self._keys}
         return {"limits": known, "told": sorted(self._orders.limits), "paused": self.words}
 
-    def _keep(self, orders: Any) -> None:
+    def _checked(self, settings: Sequence[str]) -> Orders:
+        """The orders with these KEY=VALUE, which this machine and its trainer can obey. Raises `AtollError`."""
+        orders = changed(self._orders, settings, self._keys)
+        config = limited(self._base, orders)
+        touched = {setting.partition("=")[0] for setting in settings}
+        check_observable(replace(NodeConfig(), **{key: getattr(config, key) for key in touched}))
+        self._fits(config)
+        return orders
+
+    def _keep(self, orders: Orders) -> None:
         save_orders(self._state_dir, orders)
         self._orders = orders
         config = limited(self._base, orders)
@@ -285,6 +294,11 @@ class Manners:
         if self.reason is PauseReason.HOURS and hours is not None:
             return hours.next_begin(datetime.now())
         return None
+
+
+def clock_words(at: datetime) -> str:
+    """A time of the clock on the wall, with its seconds where it has some."""
+    return f"{at:%H:%M:%S on %a %d %b}" if at.second else f"{at:%H:%M on %a %d %b}"
 
 
 def _number(text: str) -> float:

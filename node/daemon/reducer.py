@@ -26,6 +26,7 @@ from atoll.comm.ids import Round
 from atoll.comm.invite import Invite
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.terminal import plural
 from atoll.node.config import NodeConfig
 from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
@@ -72,7 +73,7 @@ class Reducer:
             await self._story()
 
     async def _story(self) -> None:
-        """From join to good-bye."""
+        """From join to good-bye, and a last line in the log."""
         async with AsyncExitStack() as opened:
             if not await ends_before(self._over, self._enter(opened), ENTER_SECONDS):
                 return
@@ -86,6 +87,9 @@ class Reducer:
                 await self._member.leave("the run is finished" if self._finished else STOPPED)
             finally:
                 self._stop()
+        why = "which is finished" if self._finished else "as it was told to"
+        rounds = f"{self._reduced:,} {plural('round', self._reduced)}"
+        log.info(f"the node has left the run, {why}: it took part in the exchange of {rounds}")
 
     async def _enter(self, opened: AsyncExitStack) -> None:
         session = CoordinatorSession.opened(self._invite, self._config, self._options, NothingToFetch())

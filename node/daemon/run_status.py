@@ -1,8 +1,9 @@
-"""The part of `atoll node status` that is about the run and what this node has in it."""
+"""What a node says of the run and of its own part in it: in `atoll node status`, and at its end."""
 
 from typing import Any
 
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.terminal import plural
 from atoll.node.daemon.outer_loop import OuterLoop
 from atoll.node.daemon.session import CoordinatorSession
 
@@ -25,3 +26,12 @@ def of_the_run(view: pb.View | None, member: CoordinatorSession, outer_loop: Out
         "credited_tokens": view.credited_tokens,
         "credited_rounds": view.credited_rounds,
     }
+
+
+def last_sentence(finished: bool, view: pb.View | None) -> str:
+    """The end of a node's log: how it ended, and what the run has of it by the last `view` that came."""
+    why = "which is finished" if finished else "as it was told to"
+    if view is None:
+        return f"the node has left the run, {why}"
+    rounds = f"{view.credited_rounds:,} {plural('round', view.credited_rounds)}"
+    return f"the node has left the run, {why}: {view.credited_tokens:,} tokens of its work are in it, of {rounds}"

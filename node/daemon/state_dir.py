@@ -58,7 +58,10 @@ def exclusive(state_dir: Path) -> Iterator[None]:
         try:  # the socket is there only once the daemon has joined
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ResourceError(control_socket.second(state_dir)) from None
+            raise ResourceError(
+                f"another process uses the state directory {state_dir}, of a node that joins or ends just now, or "
+                "a worker: wait for it, or give another --state-dir"
+            ) from None
         except OSError:
             pass  # a file system without locks
         clear_stale(state_dir)

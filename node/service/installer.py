@@ -23,6 +23,11 @@ KEPT_VARIABLES = (
     *("PATH", "XDG_STATE_HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HF_HOME", "ATOLL_LOG"),
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
 )
+RELOAD = ("daemon-reload",)  # the first that a systemd of this user has to answer
+NO_SESSION = (
+    "Where you have no systemd of your own, as in a container or behind `su`, `atoll node join URL --detach` "
+    "needs none; else log in anew, and give this command again"
+)
 COMMAND_SECONDS = 120.0  # that a manager may take to stop a node
 
 
@@ -80,7 +85,7 @@ class Manager:
             self._launchctl("bootout", f"gui/{os.getuid()}/{name}", may_fail=True)
             self._launchctl("bootstrap", f"gui/{os.getuid()}", str(self.file(name)))
             return
-        for words in (("daemon-reload",), ("enable", name), ("restart", name)):
+        for words in (RELOAD, ("enable", name), ("restart", name)):
             if said := self._systemctl(*words, seconds=None):
                 if words[0] == "restart" and (code := self._exit_code(name)):
                     why = next((known.summary for known in ExitCode if known == code), "not one of Atoll's")
@@ -90,7 +95,8 @@ class Manager:
                         f"`journalctl --user -u {name}` has its sentence",
                         code,
                     )
-                raise ResourceError(f"`systemctl --user {' '.join(words)}` failed: {said}")
+                advice = f"; the service is written and not started. {NO_SESSION}" if words == RELOAD else ""
+                raise ResourceError(f"`systemctl --user {' '.join(words)}` failed: {said}{advice}")
 
     def next_steps(self, name: str, started: bool) -> Iterator[str]:
         """What is left to be done, line by line."""

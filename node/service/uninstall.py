@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.comm.cores import core_share
-from atoll.comm.errors import ConfigError, ResourceError, Unreachable
+from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
+from atoll.comm.exit_codes import ExitCode
 from atoll.comm.files import size_of
 from atoll.comm.invite import parse
 from atoll.node.daemon import control_socket
@@ -20,13 +21,19 @@ from atoll.node.daemon.state_dir import exclusive
 from atoll.node.outer.vector_folders import clear_own, own_folders
 from atoll.node.service.installer import Manager, service_name
 from atoll.node.service.join_command import URL_FILE
-from atoll.node.state_files import LOCK, SESSION, Contents, contents, folders_of
+from atoll.node.state_files import LOCK, SESSION, SETTINGS, Contents, contents, folders_of
 
 JOURNAL = "journal.sqlite"  # of a coordinator's state directory
 LEAVE_SECONDS = 100.0  # that a daemon has to end; a script of the volunteer's own may take 60
 LOOK_SECONDS = 0.2  # between two looks at whether it has
 BEGINNING = {"tls.pem", "trainer.json"}  # of which a node, or a worker, writes one at first
 NAMED = 3  # things that are not a node's, at most, by their names
+
+
+class NotConfirmed(AtollError):
+    """The question whether to remove everything was not answered with yes."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class Installed:
             yield f"the service {self.service} ({self.manager.file(self.service)})"
         for folder, found in self.folders.items():
             but = f", but for {_names(found)}, not a node's" if found.others else ""
-            yield f"{folder} ({size_in(found) / 1e6:,.1f} MB){but}"
+            own = f", with your own {SETTINGS}" if found.folder / SETTINGS in found.files else ""
+            yield f"{folder} ({size_in(found) / 1e6:,.1f} MB){own}{but}"
         for folder in own_folders(self.state_dir):
             if not folder.is_relative_to(self.state_dir):
                 yield f"{folder} ({size_of(folder) / 1e6:,.1f} MB, in memory)"

@@ -62,6 +62,8 @@ def test_check_says_what_a_round_comes_to() -> None:
     done = CliRunner().invoke(cli.check_, ["demo", "inner.batch_size=1000", "members.start=8"])
     assert done.exit_code == 0, done.output
     assert "engine: builtin\n" in done.output, "as the config has it"
+    first, *_ = lines = done.output.splitlines()
+    assert first.startswith("# the resolved config of demo") and "last lines" in first and "# ok" in lines[-5]
     run = RunConfig()  # whose model the demo has
     run.inner.batch_size, run.rounds.inner_steps = 1000, 36
     work, sent = flops_per_round(run), exchanged_bytes(run, 8)

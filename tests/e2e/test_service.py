@@ -85,7 +85,7 @@ def test_a_detached_node_trains_and_is_uninstalled_without_a_trace(run: Run, vol
     assert os.getsid(daemon.pid) == daemon.pid != os.getsid(0)
     assert url not in " ".join(daemon.cmdline())
     until("a commit", lambda: run.committed() >= 1)
-    assert "another daemon uses the state directory" in volunteer.atoll("join", url, "--detach", code=3)
+    assert "a node of yours runs already" in volunteer.atoll("join", url, "--detach", code=3)
     (photo := volunteer.state_dir / "outer" / "space.jpg").touch()
     said = volunteer.atoll("uninstall", "--yes")
     assert f"from {volunteer.state_dir}, which stays: outer/space.jpg in it is no node's" in said

@@ -46,7 +46,7 @@ def test_an_answer_that_is_none_is_said_in_a_sentence(tmp_path: Path, answered: 
 
     async def body() -> None:
         async with await asyncio.start_unix_server(answer, str(tmp_path / control_socket.NAME)):
-            with pytest.raises(Unreachable, match="no daemon answers"):
+            with pytest.raises(Unreachable, match="gives no answer"):
                 await asyncio.to_thread(control_socket.ask, tmp_path, "status")
 
     asyncio.run(body())

@@ -72,12 +72,12 @@ def test_a_daemon_that_is_gone_is_asked_on_and_its_last_figures_stay(tmp_path: P
     async def story() -> None:
         app = Top(lambda: control_socket.ask(tmp_path, "status"), every=0.01)
         async with app.run_test(size=(80, 24)) as pilot:
-            await until(pilot, lambda: "no daemon answers" in " ".join(screen(app)))
+            await until(pilot, lambda: "no node runs" in " ".join(screen(app)))
             for loss in ("2.5000", "1.2500"):
                 async with control_socket.serve(tmp_path, lambda: said, lambda: None):
                     await until(pilot, lambda: f"{said['loss']:.4f}" in " ".join(screen(app)))
-                    assert "no daemon" not in " ".join(screen(app))
-                await until(pilot, lambda: "no daemon answers" in " ".join(screen(app)))
+                    assert "no node runs" not in " ".join(screen(app))
+                await until(pilot, lambda: "no node runs" in " ".join(screen(app)))
                 words = " ".join(" ".join(screen(app)).split())
                 assert "asked on" in words and "what it said" in words and loss in words
                 said["loss"] = 1.25

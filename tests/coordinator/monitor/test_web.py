@@ -117,6 +117,12 @@ def test_every_file_of_the_page_is_in_it() -> None:
         ("/api/links?round=7", 200),
         ("/api/links?round=99", 404),
         ("/api/contributions?limit=-1", 400),
+        ("/api/contributions?limit=1&offset=2", 200),
+        ("/api/events?hour=2", 400),
+        ("/api/run?rounds=9", 400),
+        ("/api/round/7?round=8", 400),
+        ("/api/links?limit=7", 400),
+        ("/?from=a%20link", 200),
         ("/api/nothing", 404),
     ],
 )
@@ -125,10 +131,23 @@ def test_a_question_is_answered_or_refused_with_a_sentence(state_dir: Path, path
         with replay.opened(str(state_dir)) as past:
             answer = await ask(web.web(past), path)
             assert answer.status == status, answer.body
-            if status == 200:
+            if status == 200 and path.startswith("/api"):
                 assert answer.json
+            elif status == 200:
+                assert answer.body == page_file().body
             elif path != "/api/nothing":
                 assert answer.body.endswith(b"\n") and len(answer.body) < 300
+
+    asyncio.run(story())
+
+
+def test_a_question_with_an_unknown_name_is_told_the_known_ones(state_dir: Path) -> None:
+    async def story() -> None:
+        with replay.opened(str(state_dir)) as past:
+            said = (await ask(web.web(past), "/api/events?limit=2&hour=2")).body.decode()
+            assert said == "/api/events knows no 'hour': give search, after, before, limit\n"
+            said = (await ask(web.web(past), "/api/stream?x=1")).body.decode()
+            assert said == "/api/stream knows no 'x': give nothing\n"
 
     asyncio.run(story())
 

@@ -159,6 +159,8 @@ def plain_view(
     view.committed, view.tokens = state.committed, state.tokens
     view.state_digest, view.sealed = state.digest, state.sealed
     view.finished, view.draining = r.phase is Phase.FINISHED and state.pending is None, draining
+    if (account := state.credit.nodes.get(conduct.identity(state, node))) is not None:
+        view.credited_tokens, view.credited_rounds = account.tokens, account.rounds
     if node not in here:
         departed = state.members.departed.get(node)
         view.you = departed.state if departed is not None else ""
@@ -171,8 +173,6 @@ def plain_view(
     view.initialise = node in state.beginning.asked or remakes
     asked, made = list(state.beginning.asked), state.beginning.made
     view.penalty = conduct.penalty(state, node)
-    if (account := state.credit.nodes.get(conduct.identity(state, node))) is not None:
-        view.credited_tokens, view.credited_rounds = account.tokens, account.rounds
     view.witness = node in asked and (asked[0] != node or any(d for n, d in made.items() if n != node))
     view.ready, view.reached = node in r.ledger.contributions, node in r.reached
     view.closing = node in r.participants and r.phase in (Phase.COLLECTING, Phase.REDUCING)

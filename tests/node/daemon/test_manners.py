@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,13 +52,18 @@ def test_a_pause_for_so_long_says_until_when(tmp_path: Path) -> None:
     assert told.manners.words == words, "what was refused changes nothing"
 
 
+def test_a_time_has_its_seconds_unless_it_is_a_full_minute() -> None:
+    assert manners.clock_words(datetime(2026, 11, 26, 2, 57, 40)) == "02:57:40 on Thu 26 Nov"
+    assert manners.clock_words(datetime(2026, 11, 26, 22, 0)) == "22:00 on Thu 26 Nov"
+
+
 def test_limits_are_followed_at_once_and_a_refused_one_changes_nothing(tmp_path: Path) -> None:
     told = Told(tmp_path, NodeConfig(upload=30.0))
     assert [c.upload for c in told.configs] == [30.0]
     answer = told.ask("limits", "upload=20", "gpu_duty=0.5")
     assert answer["limits"]["upload"] == 20.0 and answer["told"] == ["gpu_duty", "upload"]
     assert (told.configs[-1].upload, told.configs[-1].gpu_duty) == (20.0, 0.5)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="hours is '7'.*none of these 2 limits was set"):
         told.ask("limits", "download=5", "hours=7")
     assert told.configs[-1].download == 0 and len(told.configs) == 2
     assert Told(tmp_path, NodeConfig(upload=30.0)).configs[-1].upload == 20.0

@@ -95,7 +95,7 @@ def test_the_socket_of_a_killed_daemons_trainer_is_removed_and_nothing_of_others
 def test_a_state_directory_has_one_daemon_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
     with exclusive(tmp_path / "state"):
         with (
-            pytest.raises(ResourceError, match="another daemon uses the state directory"),
+            pytest.raises(ResourceError, match="another process uses the state directory"),
             exclusive(tmp_path / "state"),
         ):
             pass

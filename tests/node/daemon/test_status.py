@@ -1,10 +1,17 @@
 """What `atoll node status` shows of what the daemon says."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
+from atoll.comm.errors import ResourceError, Unreachable
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import cli
 from atoll.node.daemon import control_socket
+from atoll.node.daemon.run_status import last_sentence
+from atoll.node.status_words import status_lines
 
 SAID = {"name": "ada", "phase": "waiting", "round": 2, "disk_round": -1, "recovery_trouble": "", "loss": 1.5}
 
@@ -27,13 +34,47 @@ def test_figures_are_told_in_units_for_people_and_an_unknown_utilisation_as_such
         "learning_rate": 0.0004,
         "limits": {"disk": 1},
     }
-    assert dict(cli.status_lines(said)) == {
+    assert dict(status_lines(said)) == {
         "tokens per s": "1,234.50",
         "mfu": "unknown",
         "data wait": "1.2 %",
         "learning rate": "0.0004",
     }
-    assert dict(cli.status_lines({"tokens_per_s": 9.0, "mfu": 0.4123}))["mfu"] == "41.2 %"
+    assert dict(status_lines({"tokens_per_s": 9.0, "mfu": 0.4123}))["mfu"] == "41.2 %"
     limits = {"hours": "22:00-07:00", "battery": False, "metered": True, "upload": 20.0, "threads": 0, "disk": 9.0}
-    assert dict(cli.status_lines({"limits": limits})) == {"limits": "hours=22:00-07:00 battery=false upload=20"}
-    assert "mfu" not in dict(cli.status_lines({"tokens_per_s": 0.0, "mfu": None})), "it takes no steps"
+    assert dict(status_lines({"limits": limits})) == {"limits": "hours=22:00-07:00 battery=false upload=20"}
+    assert "mfu" not in dict(status_lines({"tokens_per_s": 0.0, "mfu": None})), "it takes no steps"
+
+
+def test_what_is_not_there_yet_has_no_line_and_times_and_sizes_are_for_people() -> None:
+    young = {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0, "device_bytes": 0, "trainer_rss_bytes": 0}
+    assert dict(status_lines(young | {"memory_bytes": 0})) == {}
+    spent = {"phase_seconds": {"starting": 8.174089459000243, "waiting": 0.0, "inner": 65.2}}
+    assert dict(status_lines(spent)) == {"phase seconds": "starting 8.2 s, inner 1 min 05 s"}
+    said = {"trainer_rss_bytes": 350715904, "bytes_up": 12_345, "memory_bytes": 0}
+    assert list(status_lines(said)) == [("memory", "350.7 MB"), ("sent", "12.3 kB")]
+    assert list(status_lines(said | {"memory_bytes": 4e8}))[-1] == ("memory", "400.0 MB")
+    assert len(list(status_lines(said | {"memory_bytes": 4e8}))) == 2, "the whole node's is told, once"
+
+
+def test_a_node_that_does_not_run_and_one_that_does_are_told_of_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="no node runs in .*`atoll node join URL` starts one") as down:
+        control_socket.ask(tmp_path, "status")
+    assert "Errno" not in str(down.value)
+
+    async def story() -> None:
+        async with control_socket.serve(tmp_path, dict, lambda: None):
+            with pytest.raises(
+                ResourceError, match="a node of yours runs already in .*`atoll node status --state-d"
+            ):
+                control_socket.refuse_second(tmp_path)
+
+    asyncio.run(story())
+
+
+def test_a_node_ends_with_a_sentence_that_says_how_and_what_the_run_has_of_it() -> None:
+    view = pb.View(credited_tokens=12_345, credited_rounds=7)
+    work = "12,345 tokens of its work are in it, of 7 rounds"
+    assert last_sentence(True, view) == f"the node has left the run, which is finished: {work}"
+    assert last_sentence(False, view) == f"the node has left the run, as it was told to: {work}"
+    assert last_sentence(False, None) == "the node has left the run, as it was told to"

@@ -2,6 +2,7 @@
 program, and here one that writes down what it is told."""
 
 import os
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ from click.testing import CliRunner, Result
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.exit_codes import ExitCode
 from atoll.node.cli import node
+from atoll.node.daemon import control_socket
 from atoll.node.service.detach import NotStarted
 from atoll.node.service.installer import Manager, service_name
+from atoll.node.service.uninstall import NotConfirmed
 
 URL = "atoll://SECRET@127.0.0.1:4700/reef"
 
@@ -98,7 +101,7 @@ def test_now_starts_it_and_what_fails_is_said(system: System) -> None:
     assert said.exit_code == 0 and "runs as a service" in said.output
     assert system.calls() == ["--user daemon-reload", "--user enable atoll-node", "--user restart atoll-node"]
     system.install(1)
-    with pytest.raises(ResourceError, match="Failed to connect to bus"):
+    with pytest.raises(ResourceError, match="Failed to connect to bus; .*not started.*--detach"):
         system.run("install-service", URL, "--now")
     system.install(0, node_code=5)
     with pytest.raises(NotStarted, match="exit code 5, refused by the other side") as failed:
@@ -108,6 +111,19 @@ def test_now_starts_it_and_what_fails_is_said(system: System) -> None:
     with pytest.raises(NotStarted, match="exit code 7, refused for now, and is started again") as failed:
         system.run("install-service", URL, "--now")
     assert failed.value.exit_code is ExitCode.NOT_NOW
+
+
+def test_a_node_that_runs_already_is_told_of_for_the_service_begins_when_it_has_ended(system: System) -> None:
+    state = system.home / "ada"
+    state.mkdir()
+    words = ("install-service", URL, "--state-dir", str(state))
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(state / control_socket.NAME))
+        daemon.listen()
+        said = system.run(*words)
+        assert said.exit_code == 0
+        assert "a node runs already in" in said.output and "atoll node finish" in said.output
+    assert "runs already" not in system.run(*words).output
 
 
 def test_nothing_is_written_for_a_join_that_cannot_be_or_without_systemd(
@@ -201,8 +217,18 @@ def test_what_has_not_joined_yet_is_removed_too(system: System) -> None:
     assert not folder.exists()
 
 
-def test_one_is_asked_before_anything_goes(system: System) -> None:
+@pytest.mark.parametrize("answer", ["n\n", ""], ids=["no", "nobody is there to answer"])
+def test_one_is_asked_before_anything_goes(answer: str, system: System) -> None:
     system.run("install-service", URL)
-    said = CliRunner().invoke(node, ["uninstall"], input="n\n")
-    assert said.exit_code == 1 and "Remove all of this?" in said.output
+    said = CliRunner().invoke(node, ["uninstall"], input=answer)
+    assert isinstance(said.exception, NotConfirmed) and "Remove all of this?" in said.output
+    assert str(said.exception) == "nothing was removed" and said.exception.exit_code is ExitCode.INTERRUPTED
     assert (system.units / "atoll-node.service").exists()
+
+
+def test_settings_of_the_owners_own_hand_are_named_before_they_go(system: System) -> None:
+    system.run("install-service", URL)
+    settings = system.home / ".local/state/atoll/node/node.yaml"
+    assert "node.yaml" not in CliRunner().invoke(node, ["uninstall"], input="n\n").output
+    settings.write_text("threads: 2\n")
+    assert "your own node.yaml" in CliRunner().invoke(node, ["uninstall"], input="n\n").output
