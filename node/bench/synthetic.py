@@ -204,7 +204,7 @@ class SyntheticTrainer:
         input_ready: Callable[[int], Awaitable[None]],
         report: Report,
     ) -> None:
-        self._spec, self._vectors = spec, vectors
+        self._spec, self._vectors, self.settings = spec, vectors, NodeConfig()
         self._on_message, self._input_ready, self._report = on_message, input_ready, report
         self._inbox: asyncio.Queue[ToTrainer] = asyncio.Queue()
         self._go: asyncio.Queue[int] = asyncio.Queue()
@@ -219,7 +219,8 @@ class SyntheticTrainer:
         """Do nothing: the stand-in waits for the bench, not for a model, and there is nothing to end."""
 
     def change_settings(self, node: NodeConfig) -> None:
-        """Do nothing: no setting of a trainer is one of the stand-in's."""
+        """Take note of the settings, of which none changes the stand-in."""
+        self.settings = node
 
     def report_ready(self, round_: int) -> None:
         """Report `Ready` in this round."""
