@@ -128,7 +128,7 @@ DOORS: dict[str, str] = {
     "coordinator.monitor": "alarm blame contributions http replay run_answers terminal terminal_replay web "
     "webhook",
     "coordinator.tracking": "tracker view wandb_settings",
-    "node": "config devices engine_check memory preflight settings state_files top trainer_channel",
+    "node": "config devices engine_check memory preflight settings state_files status_words top trainer_channel",
     "node.data": "dataset detokenise manifest samples source store",
     "node.state_machine": "effects events state step",
     "node.checks": "check machine needs reach",

@@ -109,8 +109,9 @@ def test_the_commands_of_the_page_on_wsl_do_what_it_says(run: Run, volunteer: Vo
     page = (ROOT / "docs" / "wsl2.md").read_text()
     commands = [
         line.removeprefix("$ ")
-        for block in re.findall(r"```console\n(.*?)```", page, re.S)
+        for block in re.findall(r"```text\n(.*?)```", page, re.S)
         for line in block.splitlines()
+        if line.startswith("$ ")
     ]
     run.start("members.start=1")
     (clone := tmp_path / "clone").mkdir()
