@@ -14,7 +14,7 @@ from e2e.harness import ATOLL, until
 from atoll.coordinator.causes.explanation import Kind
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root]
-QUICK = [Kind.SLOW_DATA_STORE, Kind.DISK_FULL, Kind.CORRUPT_BYTES, Kind.ONE_WAY_PARTITION, Kind.OUT_OF_MEMORY]
+QUICK = [Kind.SLOW_DATA_STORE, Kind.ONE_WAY_PARTITION, Kind.OUT_OF_MEMORY]
 
 
 @pytest.fixture(scope="module")
