@@ -11,7 +11,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "apt-get install -y --no-install-recommends chromium fonts-dejavu-core"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: until then its event loop runs, and other tests have their own
 def browser() -> Iterator[Browser]:
     if (path := next(filter(None, map(shutil.which, BROWSERS)), None)) is None:
         pytest.fail(f"the page is tested in Chromium, which is not installed: {INSTALL} (as root)")
