@@ -26,7 +26,7 @@ STATE_FILES: tuple[str, ...] = (
     *("logs/node.log", "logs/node.log.[0-9]", "logs/node-gateway.log", "logs/node-gateway.log.[0-9]"),
     *(f"outer/{RUN}/**", f"outer/{RUN}.json", f"inner/{RUN}/**", "vectors/atoll-????????/**"),
     *("gateway/identity", "gateway/identity.pid", "gateway/multiaddr", "gateway/published"),
-    "gateway/coordinator-*",
+    *("gateway/known", "gateway/coordinator-*"),
 )
 CACHE_FILES: tuple[str, ...] = (
     *("micro_batch.json", "torchtitan/**"),
