@@ -164,11 +164,21 @@ class Waits(msgspec.Struct, tag=True, frozen=True):
     round: int
 
 
+MAX_PASSAGE = 2000  # characters, that a coordinator takes
+
+
 class Passage(msgspec.Struct, frozen=True):
     """Text of validation data, and how the model goes on with it."""
 
     prompt: str
     text: str
+
+    def bounded(self) -> "Passage":
+        """The passage as it can be told, whoever wrote it: so many characters, none of which UTF-8 lacks."""
+        prompt, text = (
+            words[:MAX_PASSAGE].encode(errors="replace").decode() for words in (self.prompt, self.text)
+        )
+        return Passage(prompt, text)
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):

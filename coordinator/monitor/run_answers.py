@@ -209,7 +209,10 @@ class RunAnswers:
         measured = rounds[np.isfinite(losses) & (rounds <= upto)]
         number = int(measured[-1]) if len(measured) else 0
         if number != self._read[0]:
-            self._read = number, passage_of(self._record(number)) if number else None
+            try:
+                self._read = number, passage_of(self._record(number)) if number else None
+            except NotThere:  # its record is too old to be kept
+                self._read = number, None
         return self._read[1]
 
     def rounds(self, query: Query) -> bytes:

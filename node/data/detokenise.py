@@ -16,26 +16,34 @@ from atoll.node.data.tokenizer_files import MAX_FILE_BYTES, load_tokenizer
 Detokeniser = Callable[[Sequence[int]], str]
 
 
-def detokeniser(run: RunConfig, source: Source) -> Detokeniser | None:
-    """What makes text of a run's tokens; None: they are a plugin's or a script's own, this node lacks the package
-    `tokenizers`, or the data set's store does not give its tokenizer."""
+class NoText(Exception):
+    """Tokens that this node cannot read as text; a sentence."""
+
+
+def detokeniser(run: RunConfig, source: Source) -> Detokeniser:
+    """What makes text of a run's tokens. Raises `NoText` where they are a plugin's or a script's own, this node
+    lacks the package `tokenizers`, or the data set's store does not give its tokenizer."""
     if isinstance(source, DataSetSource):
-        return _of_data_set(source.fetcher.sets[0]) if find_spec("tokenizers") else None
-    return _of_bytes if run.data.kind in (DataKind.STDLIB, DataKind.BYTES) else None
+        if find_spec("tokenizers") is None:
+            raise NoText("the package tokenizers is not installed (the extra text)")
+        return _of_data_set(source.fetcher.sets[0])
+    if run.data.kind not in (DataKind.STDLIB, DataKind.BYTES):
+        raise NoText(f"nobody knows how tokens of data.kind={run.data.kind} are read")
+    return _of_bytes
 
 
 def _of_bytes(tokens: Sequence[int]) -> str:
     return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
-def _of_data_set(data_set: FetchedSet) -> Detokeniser | None:
+def _of_data_set(data_set: FetchedSet) -> Detokeniser:
     try:
         content = data_set.store.read_whole(TOKENIZER, MAX_FILE_BYTES)
         if digest(content).hex() != data_set.manifest.tokenizer:
-            return None
+            raise NoText(f"{TOKENIZER} of {data_set.manifest.name} is not the one of its manifest")
         tokenizer = load_tokenizer(content)
-    except (StoreError, ConfigError):
-        return None
+    except (StoreError, ConfigError) as error:
+        raise NoText(str(error)) from None
 
     def text(tokens: Sequence[int]) -> str:
         found: str = tokenizer.decode([*tokens], skip_special_tokens=False)

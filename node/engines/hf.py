@@ -62,8 +62,10 @@ def take_part(device: torch.device) -> None:
         model = build_model(spec, ranks, device, link)
         optimizer = make_optimizer(model, run.inner)
         steps = HfSteps(model, run, spec.node, ranks, device)
+        compiled = bool(spec.node.compile)
         writer = PassageWriter(
-            lambda x: model(input_ids=x).logits, run, data, device, one_length=bool(spec.node.compile)
+            *(lambda x: model(input_ids=x).logits, run, data, ranks, device, compiled),
+            lambda line: link.send(LogLine(line)),
         )
     torch.seed()  # adapters' dropout: torch begins with the same numbers on every rank of every node
     fill = initialise_adapters if run.hf.lora.rank else initialise

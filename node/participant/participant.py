@@ -296,7 +296,7 @@ class Participant:
         for part, training in zip(self._parameters.parts, modes, strict=True):
             part.train(training)
         (mean,) = self._ranks.total(bounded_loss(loss) / self._ranks.size)
-        self._link.send(Evaluated(round_, mean, passage))
+        self._link.send(Evaluated(round_, mean, passage and passage.bounded()))
 
     def _train(self, order: Train) -> Turns:
         """Take steps, until told to finish or at the ceiling or the end of the lease, and hand over. With overlap

@@ -45,7 +45,7 @@ from atoll.node.trainer.micro_batch import MicroBatchStore
 from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
 from atoll.node.trainer.writing import PassageWriter
-from atoll.node.trainer_channel import FIRST_STEP_SECONDS, MicroBatch
+from atoll.node.trainer_channel import FIRST_STEP_SECONDS, LogLine, MicroBatch
 
 log = logging.getLogger("atoll.trainer")
 COLLECTIVE_SHARE = 0.5  # of members.stall
@@ -126,7 +126,10 @@ def take_part(device: torch.device) -> None:
         accumulator = GradientAccumulator(model, spec.run, spec.node, ranks, device, store)
         found = accumulator.choose()
         link.send(MicroBatch(accumulator.plan.size))
-        writer = PassageWriter(model, spec.run, data, device, one_length=bool(spec.node.compile))
+        compiled = bool(spec.node.compile)
+        writer = PassageWriter(
+            model, spec.run, data, ranks, device, compiled, lambda line: link.send(LogLine(line))
+        )
     with participate(
         model,
         optimizer,

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from atoll.comm.config.run import RunConfig
-from atoll.node.data.detokenise import detokeniser
+from atoll.node.data.detokenise import Detokeniser, NoText, detokeniser
 from atoll.node.participant.batches import RunTokens
+from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer_channel import Passage
 
 PROMPT_TOKENS = 32
@@ -24,26 +25,37 @@ class PassageWriter:
         logits: Callable[[Tensor], Tensor],
         run: RunConfig,
         data: RunTokens,
+        ranks: RankGroup,
         device: torch.device,
         one_length: bool,
+        tell: Callable[[str], None],
     ) -> None:
         """`logits`: (1, T, V) of the token after each of (1, T), by a model in which none looks ahead;
-        `one_length`: T is always the run's, since a compiled model is compiled again for each length."""
+        `one_length`: T is always the run's, since a compiled model is compiled again for each length; `tell` takes
+        the sentence why nothing is written, if so."""
         self._logits, self._run, self._data, self._device = logits, run, data, device
         self._one_length = one_length
-        self._text = detokeniser(run, data.source) if run.data.passage_tokens else None
+        self._text: Detokeniser | None = None  # the first rank's, which reads for all
+        if run.data.passage_tokens and ranks.rank == 0:
+            try:
+                self._text = detokeniser(run, data.source)
+            except NoText as error:
+                tell(f"this node writes no passages (data.passage_tokens): {error}")
+        self._writes = bool(ranks.broadcast(b"yes" if self._text is not None else b""))  # all ranks, or none
 
     @torch.no_grad()
     def write(self) -> Passage | None:
-        """The passage; None: the run asks for none, or its tokens are no text that this node can read."""
-        if self._text is None:
+        """The passage, on the first rank; None on the others, where the run asks for none, and where tokens are
+        no text that this node can read."""
+        if not self._writes:
             return None
         seq_len, draws = self._run.model.seq_len, torch.Generator().manual_seed(self._run.seed)
         tokens: list[int] = self._data.validation([0])["input_ids"][0, : min(PROMPT_TOKENS, seq_len // 2)].tolist()
         begun = len(tokens)
         for _ in range(self._run.data.passage_tokens):
             tokens.append(self._next(tokens[-seq_len:], draws))
-        return Passage(self._text(tokens[:begun]), self._text(tokens[begun:]))
+        text = self._text
+        return None if text is None else Passage(text(tokens[:begun]), text(tokens[begun:]))
 
     def _next(self, context: list[int], draws: torch.Generator) -> int:
         last = len(context) - 1

@@ -91,6 +91,7 @@ def no_sample_twice(records: dict[int, dict[str, Any]]) -> None:
     assert not twice, "samples that counted in two rounds"
 
 
+@pytest.mark.long
 def test_all_power_fails_and_the_run_goes_on(run: Run) -> None:
     storm(run, ("one", "two"), 1, SEED)
     assert "is on this node's disk" in run.log("one") + run.log("two")

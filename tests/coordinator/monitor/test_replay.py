@@ -19,6 +19,7 @@ from atoll.coordinator.monitor.replay import opened
 from atoll.coordinator.monitor.run_answers import NotThere, RunAnswers
 from atoll.coordinator.monitor.terminal_replay import Scrubber, moved
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT
+from atoll.coordinator.state_machine.events import CommitRecord
 
 STORY = past_runs.Story(rounds=ROWS_KEPT + ROUNDS + 30, total=1000)
 
@@ -47,8 +48,18 @@ def test_a_run_is_shown_as_of_any_of_its_rounds(state_dir: Path) -> None:
         assert answers.past(10**9)["round"] == STORY.rounds
         assert answers.past(1)["passage"] is None, "none was measured yet, also after one was asked for"
         assert answers.past(19)["passage"]["round"] == answers.past(10)["passage"]["round"] == 10
+        assert Pruned(past).past(19)["passage"] is None
         with pytest.raises(NotThere, match="there is no round 0"):
             answers.past(0)
+
+
+class Pruned(RunAnswers):
+    """Of the first ten rounds there are curves and no records any more."""
+
+    def _record(self, number: int) -> CommitRecord:
+        if number <= 10:
+            raise NotThere(f"there is no record of round {number}")
+        return super()._record(number)
 
 
 def test_a_state_directory_knows_owners_and_an_archive_what_its_records_have(state_dir: Path) -> None:

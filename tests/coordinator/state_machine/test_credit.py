@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pytest
 import scenario
 
 from atoll.comm.digest import digest
@@ -92,6 +93,7 @@ class Run(scenario.Run):
         self.state = machine.state
 
 
+@pytest.mark.long
 def test_sums_are_exact_after_a_thousand_leaves(tmp_path: Path) -> None:
     """Volunteers come for a round or two, some of them again, by another name or with somebody else's invite."""
     run, rng = Run(), random.Random(7)

@@ -10,7 +10,7 @@ from atoll.comm.config.run import DataConfig, DataKind, RunConfig
 from atoll.comm.digest import digest
 from atoll.node.config import NodeConfig
 from atoll.node.data import build
-from atoll.node.data.detokenise import detokeniser
+from atoll.node.data.detokenise import NoText, detokeniser
 from atoll.node.data.manifest import MANIFEST, TOKENIZER
 from atoll.node.data.source import open_source
 
@@ -28,8 +28,8 @@ def test_tokens_of_a_data_set_are_its_text_and_none_with_another_tokenizer(
     run = RunConfig(data=data, model=ModelConfig(vocab_size=manifest.vocab_size, seq_len=16))
     source = open_source(run, NodeConfig(data=str(folder)), tmp_path / "cache")
     text = detokeniser(run, source)
-    assert text is not None
     said = text(source.train(0).input_ids.tolist())
     assert len(said) > 16 and any(said.strip(" �") in t for t in texts), said
     (folder / TOKENIZER).write_bytes(b"{}")
-    assert detokeniser(run, source) is None
+    with pytest.raises(NoText, match="is not the one of its manifest"):
+        detokeniser(run, source)

@@ -88,6 +88,7 @@ MUTATIONS = [
         "        and not m.paused\n",
         "",
         "tests/coordinator/state_machine/test_replay.py",
+        slow=True,
     ),
     Mutation(
         "a replay waits for a verifier that paused",

@@ -37,6 +37,7 @@ MUTATIONS = [
         "if due <= chunk.arrived:",
         "if due & chunk.arrived:",
         9,
+        slow=True,
     ),
     Mutation(
         "a newer attempt is not told of what is held",

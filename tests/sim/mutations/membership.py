@@ -38,6 +38,7 @@ MUTATIONS = [
         "return [n for n, at in asked.items() if now - at <= limit and here[n].suspected is None]",
         "return [n for n in asked if here[n].suspected is None]",
         SCENARIOS,
+        slow=True,
     ),
     Mutation(
         "the first to tell a model decides alone",

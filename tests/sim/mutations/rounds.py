@@ -171,6 +171,7 @@ MUTATIONS = [
         "    if node == state.round.evaluator and not event.evaluates:",
         "    if False:",
         SCENARIOS,
+        slow=True,
     ),
     # Leases
     Mutation(

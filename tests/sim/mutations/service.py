@@ -29,6 +29,7 @@ MUTATIONS = [
         "self.state, self.last_at = decode(found.body, config), found.at",
         "self.state, self.last_at = decode(found.body, config), 0.0",
         11,
+        slow=True,
     ),
     Mutation(
         "a snapshot leaves the events that it stands for",
