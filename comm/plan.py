@@ -90,6 +90,11 @@ class Plan:
         """Whether owners and relays tell the norm of each contribution, since the run clips."""
         return any(member.norm < math.inf for member in self.members)
 
+    @property
+    def longest(self) -> float:
+        """The l2 norm of the longest delta, as the mean takes it; inf: not all are told."""
+        return max((m.norm * m.scale for m in self.members if m.weight > 0), default=math.inf)
+
     def index(self, node: NodeId) -> int:
         """The place of `node` in `members`. Raises `InvalidPlan` unless it takes part."""
         for i, member in enumerate(self.members):

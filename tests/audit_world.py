@@ -4,6 +4,7 @@ its digest, and what an auditor finds is computed from what the others would sho
 The lies, of which a node may have several:
 
     seal            it seals something else, of all its chunks
+    vast            what it seals so is longer than any delta, and others see that
     no receipt      it gives auditors no receipt
     bad receipt     it signs one that lacks an input
     two receipts    it gives every other auditor another one
@@ -18,6 +19,7 @@ The lies, of which a node may have several:
     invention       it says that somebody signed two contents, without proof
     slander         it says that the first contributor shows nothing
     mute            it answers no audit
+    alarm           it says that what others sealed is too long, chunk by chunk
 """
 
 from collections.abc import Iterator, Mapping
@@ -115,6 +117,7 @@ class AuditWorld:
     def __post_init__(self) -> None:
         before = reducing(self.count, self.leaves, self.audit, self.chunks)
         self.state, self.now = replace(before, nonce=self.nonce), 10.0
+        self.told: set[tuple[NodeId, int | NodeId, int]] = set()
         self.mute: set[tuple[NodeId, int]] = set()
         self.feed(ready(self.state, NodeId(f"n{self.count}")))  # the last one: the first attempt opens
         if self.levels == 2:
@@ -170,6 +173,7 @@ class AuditWorld:
                 fence = r.plan.fence._replace(attempt=ledger.since[c])
                 sealed = self.lie(c) if "seal" in self.lies_of(owner) else self.mean(c, everybody)
                 yield ev.ChunksSealed(owner, 1, fence, ((c, sealed, bitmap(everybody, len(ledger.entries))),))
+        yield from self.alarms()
         for c, audit in list(r.audits.items()):
             self.audited.add(c)
             for node in audit.named:
@@ -179,6 +183,20 @@ class AuditWorld:
             for node in ledger.members:
                 if node not in r.completions and node in here:
                     yield ev.ReduceComplete(node, 1, r.plan.fence, ledger.root, 1, 1)
+
+    def alarms(self) -> Iterator[ev.Event]:
+        """Who says that a sealed chunk is too long, once for each owner; liars for each chunk."""
+        r = self.state.round
+        assert r.plan is not None
+        for c, seal in r.ledger.sealed.items():
+            since, by = r.ledger.since[c], seal.by
+            for node in r.ledger.members:
+                lies = self.lies_of(node)
+                vast = "vast" in self.lies_of(by) and seal.digest == self.lie(c) and not lies & {"cover", "mute"}
+                key = (node, c if "alarm" in lies else by, since)
+                if node != by and (vast or "alarm" in lies) and key not in self.told:
+                    self.told.add(key)
+                    yield ev.SealOutsized(node, 1, r.plan.fence._replace(attempt=since), c, 1e30)
 
     def lies_of(self, node: NodeId) -> frozenset[str]:
         return self.lies.get(node, frozenset())

@@ -113,6 +113,7 @@ class Reports:
         self.root, self.proven = b"", False
         self.forgers: list[tuple[NodeId, int]] = []
         self.spoilers: list[NodeId] = []
+        self.too_long: list[tuple[int, int, float]] = []  # chunk, since, times
         self.lacks: tuple[int, ...] = ()
         self.changed = asyncio.Event()
 
@@ -141,6 +142,11 @@ class Reports:
 
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
         self.forgers.append((node, chunk))
+        self.changed.set()
+
+    def outsized(self, plan: Plan, chunk: int, since: int, times: float) -> None:
+        assert not self.root, "it is said before the member holds everything"
+        self.too_long.append((chunk, since, times))
         self.changed.set()
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:

@@ -63,6 +63,7 @@ from atoll.comm.allreduce.payloads import Payloads
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.allreduce.reduce_evidence import ReduceEvidence
 from atoll.comm.allreduce.routes import links
+from atoll.comm.allreduce.seal_lengths import SealLengths
 from atoll.comm.allreduce.sealing import SealFormat, UnusableContribution, mean_of
 from atoll.comm.bitmap import places
 from atoll.comm.byte_view import U8, Octets, view
@@ -70,7 +71,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import Fence, InvalidPlan, Plan
+from atoll.comm.plan import NOBODY, Fence, InvalidPlan, Plan
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 from atoll.comm.transport.peer_links import PeerLinks
@@ -120,6 +121,7 @@ class Reduction:
         self._evidence = ReduceEvidence(me, encoded, signer)
         self._requests = EvidenceRequests(lambda node, queued: peers.peer(node).queue.post(queued))
         self._late = LatePeers()
+        self._lengths = SealLengths()
         self._sealed: list[U8 | None] = [None] * chunks.count
         self._region_means: dict[int, U8] = {}  # by chunk; with the places of those who are in them
         self._replanned = asyncio.Event()
@@ -174,6 +176,8 @@ class Reduction:
         near = {m.node for m in others if plan.region(order[m.node]) == mine}
         self._peers.estimator.region_peers = near if mine >= 0 else None
         self._do(self._exchange.replan(plan))
+        for too_long in self._lengths.begin_attempt(plan.longest):
+            self._tell_length(*too_long)
         self._replanned.set()
         self._replanned = asyncio.Event()
 
@@ -376,6 +380,7 @@ class Reduction:
             taken = self._exchange.sealed_arrived(c, sum_ := digest(whole), node)
             if self._exchange.digest(c) == sum_:
                 self._is_sealed(c, whole, node == self._exchange.source(c))
+                self._measure(c, whole)
             self._do(taken)
         elif kind is FrameKind.PARTIAL:
             size = self._payloads.encoded_size(c)
@@ -411,6 +416,7 @@ class Reduction:
                     self._region_means.pop(c, None)
                 case FreeSealed(c):
                     self._sealed[c] = None
+                    self._lengths.forget(c)
                 case ReportOrphans(here):
                     self._listener.orphans(self.plan, here)
                 case ReportComplete(root_, proven):
@@ -468,6 +474,19 @@ class Reduction:
         unread = self._only_plan and self._sent[c] <= 1 and c not in self._shown
         if own is not None and of_owner and unread:
             self._payloads.give_back(own)
+
+    def _measure(self, c: int, payload: U8) -> None:
+        """See whether what its owner sealed is longer than it can be, and say so before this member holds it."""
+        owner, plan = self.plan.owners[c], self.plan
+        if owner == NOBODY or not plan.looks_at_norms:
+            return
+        square = self._payloads.sealing.square(payload, self._chunks.size(c))
+        if (found := self._lengths.take(c, owner, square, plan.longest)) is not None:
+            self._tell_length(*found)
+
+    def _tell_length(self, c: int, times: float) -> None:
+        plan = self.plan
+        self._listener.outsized(plan, c, plan.since[c] if plan.since else plan.attempt, times)
 
     def _merge_ended(self, task: "asyncio.Task[None]") -> None:
         self._merges.discard(task)

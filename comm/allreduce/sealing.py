@@ -19,6 +19,7 @@ Gathered bytes, of k contributions in plan order, all numbers little-endian:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Protocol
 
 import numpy as np
@@ -68,6 +69,9 @@ class SealFormat(Protocol):
 
     def check(self, payload: Octets, numel: int) -> None:
         """Raise `Malformed` unless it decodes to `numel` finite elements."""
+
+    def square(self, payload: Octets, numel: int) -> float:
+        """What the squared l2 norm of its `numel` elements is, or an upper bound of it. Raises `Malformed`."""
 
     def decode(self, c: int, payload: Octets, out: F32) -> float:
         """Check the bytes of chunk `c`, write the merged delta into `out` (n,) fp32, and return the round's
@@ -125,6 +129,9 @@ class EncodedSeal:
     def check(self, payload: Octets, numel: int) -> None:
         self.codec.check(payload, numel)
 
+    def square(self, payload: Octets, numel: int) -> float:
+        return self.codec.square(payload, numel)
+
     def decode(self, c: int, payload: Octets, out: F32) -> float:
         self.codec.decode(payload, out)
         return 1.0
@@ -159,6 +166,11 @@ class GatheredSeal:
     def check(self, payload: Octets, numel: int) -> None:
         for _, contribution, _ in self._terms(payload, numel):
             self.codec.check(contribution, numel)
+
+    def square(self, payload: Octets, numel: int) -> float:
+        """By the triangle inequality: merging would take as long as it does at the commit."""
+        terms = self._terms(payload, numel)
+        return sum(share * sqrt(self.codec.square(each, numel)) for _, each, share in terms) ** 2
 
     def decode(self, c: int, payload: Octets, out: F32) -> float:
         """Merge the contributions into `out` (n,) fp32, kept within its finite range; returns 1, the length of a
@@ -204,6 +216,9 @@ class TimedSeal:
 
     def check(self, payload: Octets, numel: int) -> None:
         self.sealing.check(_split(payload)[0], numel)
+
+    def square(self, payload: Octets, numel: int) -> float:
+        return self.sealing.square(_split(payload)[0], numel)
 
     def decode(self, c: int, payload: Octets, out: F32) -> float:
         rest, length = _split(payload)

@@ -332,6 +332,7 @@ class ReportRequest(_message.Message):
     CHUNK_FORGED_FIELD_NUMBER: _builtins.int
     CHUNKS_MISSING_FIELD_NUMBER: _builtins.int
     AUDIT_REPORTED_FIELD_NUMBER: _builtins.int
+    SEAL_OUTSIZED_FIELD_NUMBER: _builtins.int
     REPLAY_REPORTED_FIELD_NUMBER: _builtins.int
     ROUND_ACCOUNT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
@@ -366,6 +367,8 @@ class ReportRequest(_message.Message):
     @_builtins.property
     def audit_reported(self) -> Global___AuditReported: ...
     @_builtins.property
+    def seal_outsized(self) -> Global___SealOutsized: ...
+    @_builtins.property
     def replay_reported(self) -> Global___ReplayReported: ...
     @_builtins.property
     def round_account(self) -> Global___RoundAccount: ...
@@ -388,14 +391,15 @@ class ReportRequest(_message.Message):
         chunk_forged: Global___ChunkForged | None = ...,
         chunks_missing: Global___ChunksMissing | None = ...,
         audit_reported: Global___AuditReported | None = ...,
+        seal_outsized: Global___SealOutsized | None = ...,
         replay_reported: Global___ReplayReported | None = ...,
         round_account: Global___RoundAccount | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "round_account", b"round_account", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "round_account", b"round_account", "seal_outsized", b"seal_outsized", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "round_account", b"round_account", "session", b"session", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_reported", b"audit_reported", "chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "replay_reported", b"replay_reported", "report", b"report", "round_account", b"round_account", "seal_outsized", b"seal_outsized", "session", b"session", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout_reported", "state_reported", "contribution_ready", "chunks_sealed", "reduce_complete", "loss_evaluated", "peer_unreachable", "leave", "steps_reached", "orphans_found", "state_repaired", "chunk_forged", "chunks_missing", "audit_reported", "replay_reported", "round_account"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout_reported", "state_reported", "contribution_ready", "chunks_sealed", "reduce_complete", "loss_evaluated", "peer_unreachable", "leave", "steps_reached", "orphans_found", "state_repaired", "chunk_forged", "chunks_missing", "audit_reported", "seal_outsized", "replay_reported", "round_account"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -917,6 +921,32 @@ class ChunkForged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChunkForged: _TypeAlias = ChunkForged  # noqa: Y015
+
+@_typing.final
+class SealOutsized(_message.Message):
+    """the owner of a chunk since the fence's attempt sealed what no merge of the deltas can be"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.int
+    """the largest of its chunks"""
+    times: _builtins.float
+    """how long they are together, in lengths of the longest delta"""
+    def __init__(
+        self,
+        *,
+        chunk: _builtins.int = ...,
+        times: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealOutsized: _TypeAlias = SealOutsized  # noqa: Y015
 
 @_typing.final
 class AuditReported(_message.Message):

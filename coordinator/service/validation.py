@@ -30,6 +30,7 @@ DIGEST_BYTES = 16
 MAX_LOSS = 1e6  # nats a token; sums of it stay finite
 MIN_NORM, MAX_NORM = 2.0**-149, 1e30  # l2, of a delta or a gradient; fp32 has nothing shorter but 0
 DOT_LENIENCY = 1 + 2.0**-20  # times a norm that a scalar product by a direction may be, for rounding
+MAX_TIMES = 1e100  # that a sealed chunk is as long as the longest delta
 MAX_TOKENS_PER_S = 1e12  # of a node
 MAX_LEARNING_RATE = 1e6
 MAX_BYTES = 1 << 50  # memory of a node
@@ -169,6 +170,11 @@ class Report:
     def chunks_missing(self, m: pb.ChunksMissing) -> ev.ChunksMissing:
         return ev.ChunksMissing(self.node, self.life, self.fence, tuple(places(m.chunks[:MAX_CHUNK_BITMAP])))
 
+    def seal_outsized(self, m: pb.SealOutsized) -> ev.SealOutsized:
+        """The event of a seal that is too long. Raises `ValueError` for a length that is no number."""
+        times = _within("times", m.times, 0, MAX_TIMES)
+        return ev.SealOutsized(self.node, self.life, self.fence, m.chunk, times)
+
     def audit_reported(self, m: pb.AuditReported) -> ev.AuditReported:
         """The event of an audit. Raises `ValueError` for what is larger than any receipt, or no digest."""
         digest_ = _digest(m.digest) if m.digest else b""
@@ -220,6 +226,8 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return report.chunk_forged(request.chunk_forged)
         case "chunks_missing":
             return report.chunks_missing(request.chunks_missing)
+        case "seal_outsized":
+            return report.seal_outsized(request.seal_outsized)
         case "audit_reported":
             return report.audit_reported(request.audit_reported)
         case "replay_reported":

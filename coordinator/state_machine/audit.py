@@ -1,15 +1,17 @@
 """Audits of sealed chunks, before the commit: what was sealed is recomputed by members that the run draws. Pure.
 
-    sealed --drawn, in secret--> two members recompute it --both find what was sealed--> well
+    sealed --drawn, in secret--> a member recomputes it --it finds what was sealed--> well
                                            | anything else
                                            v
                              all able members recompute it --verdict--> it stands, or is void
 
 A draw follows from a nonce that no member knows, and from what was sealed: an owner cannot tell which of its
-chunks will be looked at. Auditors can be dialled and are not the owner. The commit waits for what was drawn; who
-does not answer in time is charged, and another is named in its place, with more time; for some rounds the silent
-one is named only where others are too few. How long an answer may take follows from what the round's exchange
-shows, so that a slow member has its time, and a silent one costs the round little.
+chunks will be looked at. What costs the links least for what it finds is one member for each chunk that is drawn;
+two look at each where all chunks are. What is longer than a merge can be is audited without a draw, by three.
+Auditors can be dialled and are not the owner. The commit waits for what was drawn; who does not answer in time is
+charged, and another is named in its place, with more time; for some rounds the silent one is named only where
+others are too few. How long an answer may take follows from what the round's exchange shows, so that a slow member
+has its time, and a silent one costs the round little.
 
 What an auditor says counts by what others can see of it (`audit_voices`):
 
@@ -43,13 +45,13 @@ from atoll.coordinator.state_machine.audit_voices import (
     voice_of,
 )
 from atoll.coordinator.state_machine.conduct import charge, identity, may_own, strike_part
-from atoll.coordinator.state_machine.events import AuditReported, Effect, Note
+from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
 from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS
 from atoll.coordinator.state_machine.state import Audit, Phase, RoundState, State, fail_attempt, order, with_round
 
 AUTO_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds, in 98 % of 20
 MIN_ABLE = 3  # members that can be dialled, for any audit
-AUDITORS = 2
+DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
 MIN_VOICES = 3  # for a conviction
 MIN_SECONDS = 3.0  # for an auditor's answer
 EXCHANGE_FACTOR = 4.0  # times the seconds in which the round's exchange moves as much
@@ -75,19 +77,69 @@ def salt(state: State, members: Iterable[NodeId]) -> bytes:
 
 
 def draw(state: State, fresh: Sequence[int], now: float) -> State:
-    """Draw among the chunks that were sealed just now."""
+    """Draw among the chunks that were sealed just now; what somebody said of them before is looked into."""
     r, asked = state.round, state.config.security.audits
     if not r.salt:
         return state
+    told = {(c, since) for _, c, since, _ in r.outsized}
     limit = (AUTO_PER_ROUND if asked is None else asked) / len(r.ledger.owners)
+    usual = 1 if limit < 1 else 2  # each chunk once before any is looked at twice
     for c in fresh:
-        if _lot(state, b"draw", c) < limit and _can_be_audited(state, c):
-            seal, owner = r.ledger.sealed[c], r.ledger.owners[c]
-            assert owner is not None
-            seconds = _seconds(state, c, now)
-            audit = Audit(c, r.ledger.since[c], owner, seal.digest, seal.inputs, seconds)
-            state = _put(state, _name(state, audit, AUDITORS, now))
+        if (c, r.ledger.since[c]) in told:
+            state = _look_into(state, c, now)
+        elif _lot(state, b"draw", c) < limit and _can_be_audited(state, c):
+            state = _open(state, c, usual, now)
     return state
+
+
+def doubt(state: State, event: SealOutsized, now: float, out: list[Effect]) -> State:
+    """A member tells that what an owner sealed is longer than any merge of the deltas, perhaps before its owner
+    tells that it did: the chunk is audited, drawn or not.
+
+    All honest members tell the same. One that lies has `DOUBTS` chunks audited that are as they should be, which
+    costs the round as much as if they were drawn. Nothing is held against it: what an honest owner merged may be
+    too long, where a contributor told its norm too short (`norms`)."""
+    r, c, since = state.round, event.chunk, event.fence.attempt
+    known = any(e.node == event.node and not e.gone for e in r.ledger.entries)
+    if event.fence.round != r.number or not known or c >= len(r.ledger.owners) or r.ledger.since[c] != since:
+        return state
+    owner, attempt = r.ledger.owners[c], r.ledger.attempt
+    said = [t for t in r.outsized if t[0] == event.node and (t[3] == attempt or t[1:3] == (c, since))]
+    if owner == event.node or len(said) >= DOUBTS or any(t[1:3] == (c, since) for t in said):
+        return state
+    first, told = all(t[1:3] != (c, since) for t in r.outsized), (event.node, c, since, attempt)
+    state = with_round(state, replace(r, outsized=r.outsized | {told}))
+    if not first:
+        return state
+    seal = r.ledger.sealed.get(c)
+    by = owner if seal is None else seal.by
+    follows = "it is looked into" if r.salt else "nothing is audited in this run"
+    sentence = f"what {'somebody' if by is None else state.name(by)} sealed, of chunk {c} most, is "
+    sentence += f"{event.times:.3g} times as long as any delta: {follows}"
+    out.append(Note(f"round {r.number}: {state.name(event.node)} says: {sentence}", by))
+    if seal is None or not r.salt:
+        return state
+    if owner != seal.by:  # who sealed it is gone, and has nothing to show
+        return _start_over(_withdraw_seals(state, {seal.by}, [c]), f"who sealed chunk {c} is gone", now)
+    return _look_into(state, c, now)
+
+
+def _look_into(state: State, c: int, now: float) -> State:
+    """Audit a sealed chunk that is said to be too long. Where somebody is gone that has to show something of it,
+    it is reduced again (`_advance`): it may not pass for that."""
+    return _open(state, c, MIN_VOICES, now) if len(_able(state)) >= MIN_ABLE else state
+
+
+def _open(state: State, c: int, auditors: int, now: float) -> State:
+    """Begin the audit of a sealed chunk, or have it done by more."""
+    ledger, audit = state.round.ledger, state.round.audits.get(c)
+    seal, owner = ledger.sealed[c], ledger.owners[c]
+    if owner is None:  # its holders are asked for it, and an orphan's owner is gone
+        return state
+    if audit is None:
+        seconds = _seconds(state, c, now)
+        audit = Audit(c, ledger.since[c], owner, seal.digest, seal.inputs, seconds, auditors)
+    return _put(state, _name(state, replace(audit, wanted=auditors), auditors, now))
 
 
 def _lot(state: State, what: bytes, c: int, node: str = "") -> float:
@@ -105,7 +157,7 @@ def _can_be_audited(state: State, c: int) -> bool:
     if owner is None or parties(state, c, seal.inputs) is None:
         return False
     able = _able(state)
-    return len(able) >= MIN_ABLE and len(able - {owner}) >= AUDITORS
+    return len(able) >= MIN_ABLE and len(able - {owner}) >= MIN_ABLE - 1
 
 
 def _able(state: State) -> set[NodeId]:
@@ -128,7 +180,9 @@ def _seconds(state: State, c: int, now: float) -> float:
         shown = (now - begun) * min(len(ledger.members) / len(ledger.sealed), 1.0)
         predicted = r.plan.predicted * min(inputs / (2 * len(ledger.owners)), 1.0)
         seconds = MIN_SECONDS + EXCHANGE_FACTOR * max(shown, predicted)
-    orders = AUDITORS * (len(r.audits) + 1) / max(len(_able(state)), 1)  # that a member has, about
+    orders = (sum(audit.wanted for audit in r.audits.values()) + 1) / max(
+        len(_able(state)), 1
+    )  # that a member has, about
     turns = 1.0 + orders / AUDITS_AT_ONCE if orders > AUDITS_AT_ONCE else 1.0
     return min(turns * min(seconds, most), state.config.rounds.reduce_timeout)
 
@@ -244,7 +298,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     if gone or late:
         named = {n: until for n, until in audit.named.items() if n not in gone and n not in late}
         silent = audit.silent | gone | late
-        longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * AUDITORS else 1.0
+        longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * audit.wanted else 1.0
         waited, seconds = audit.seconds, min(longer * audit.seconds, state.config.rounds.reduce_timeout)
         audit = replace(audit, named=named, silent=silent, seconds=seconds)
         state = _put(state, audit)
@@ -263,7 +317,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         )
         out.append(Note(f"round {r.number}: {sentence}: all able members repeat it", audit.owner))
     elif not doubt:
-        audit = _name(state, audit, AUDITORS, now)
+        audit = _name(state, audit, audit.wanted, now)
     state = _put(state, audit)
     if any(n not in audit.voices for n in audit.named):
         return state

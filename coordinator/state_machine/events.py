@@ -282,6 +282,18 @@ class ChunkForged:
 
 
 @dataclass(frozen=True, slots=True)
+class SealOutsized:
+    """The owner of a chunk since the fence's attempt sealed what no merge of the round's deltas can be, as the
+    node has it."""
+
+    node: NodeId
+    life: int
+    fence: Fence
+    chunk: int  # the largest of its chunks
+    times: float  # how long they are together, in lengths of the longest delta
+
+
+@dataclass(frozen=True, slots=True)
 class ChunksMissing:
     """The node was told the ledger's digests, and nobody gave it these sealed chunks so."""
 
@@ -411,6 +423,7 @@ Event = (
     | ReduceComplete
     | LossEvaluated
     | ChunkForged
+    | SealOutsized
     | ChunksMissing
     | AuditReported
     | ReplayReported

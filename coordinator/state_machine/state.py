@@ -49,6 +49,7 @@ class Phase(StrEnum):
 WITHOUT_MODEL = (MemberState.JOINING, MemberState.REDUCER)
 TRAINING = (Phase.INNER, Phase.COLLECTING, Phase.REDUCING)
 Pair = tuple[NodeId, NodeId]
+Told = tuple[NodeId, int, int, int]  # by this member, of this chunk, its owner's since this attempt, in this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Audit:
     digest: bytes  # that was sealed
     inputs: bytes  # bitmap of the places whose contributions were
     seconds: float  # that an auditor has
+    wanted: int  # auditors, as long as they find what was sealed
     named: dict[NodeId, float] = field(default_factory=dict)  # auditors; seconds: until when they may answer
     voices: dict[NodeId, AuditReported] = field(default_factory=dict)  # what they found
     silent: frozenset[NodeId] = frozenset()  # that were named, and found nothing
@@ -162,6 +164,7 @@ class RoundState:
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     salt: bytes = b""  # what its contributions are signed with; empty: they are not
     audits: dict[int, Audit] = field(default_factory=dict)  # that are not over, by chunk
+    outsized: frozenset[Told] = frozenset()  # of what was sealed, as members told
     distrusted: frozenset[NodeId] = frozenset()  # who is to own nothing in this round, though nothing is proven
     levels: int = 1  # of its first attempt
     predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from

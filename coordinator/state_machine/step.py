@@ -66,6 +66,7 @@ from atoll.coordinator.state_machine.events import (
     ReplayReported,
     Resumed,
     RoundAccounted,
+    SealOutsized,
     Started,
     StateRepaired,
     StateReported,
@@ -206,6 +207,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return disputes.record_missing_chunks(state, event)
         case LossEvaluated():
             return state_sync.record_loss(state, event)
+        case SealOutsized():
+            return audit.doubt(state, event, now, out)
         case AuditReported():
             return audit.record(state, event, now, out)
         case ReplayReported():

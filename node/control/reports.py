@@ -113,6 +113,14 @@ class Reports:
         log.warning(f"round {plan.round}: {node}: {sentence}")
         self.remember(IncidentKind.BYTES_SPOILED, node)
 
+    def outsized(self, plan: Plan, chunk: int, since: int, times: float) -> None:
+        """Report that a chunk's owner sealed what is longer than any merge of the round's deltas."""
+        owner = plan.members[plan.owners[chunk]].node
+        log.warning(f"round {plan.round}: what {owner} sealed is {times:.3g} times as long as the longest delta")
+        self.remember(IncidentKind.BYTES_SPOILED, owner)
+        report = pb.SealOutsized(chunk=chunk, times=times)
+        self.control.report(pb.ReportRequest(fence=_fence(plan, since), seal_outsized=report))
+
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
         """Report that nobody gave these sealed chunks as the ledger has them."""
         log.warning(f"round {plan.round}: nobody gave {len(chunks)} of its chunks as the ledger has them")

@@ -5,7 +5,7 @@ are sealed. The norm that the node tells is that of what it sends, it audits oth
 anybody's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,15 @@ from atoll.node.simulate.liars import Liar, LieKind, parsed
 SEED = (23,)
 
 
-class ForgedSeals:
-    """A seal format that seals noise in the first `left` chunks, and is another one's in everything else."""
+VAST = "vast"  # what it seals first in a round is 1e30 times as long as it is
+Forge = Callable[[F32], F32]
 
-    def __init__(self, honest: EncodedSeal, liar: Liar, left: int) -> None:
-        self._honest, self._liar, self._left = honest, liar, left
+
+class ForgedSeals:
+    """A seal format that forges the first `left` chunks, and is another one's in everything else."""
+
+    def __init__(self, honest: EncodedSeal, forge: Forge, left: int) -> None:
+        self._honest, self._forge, self._left = honest, forge, left
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._honest, name)
@@ -38,13 +42,16 @@ class ForgedSeals:
             self._left -= 1
             mean = np.empty(numel, np.float32)
             self._honest.decode(c, out, mean)
-            self._honest.codec.encode(self._liar.seal(mean), out)
+            self._honest.codec.encode(self._forge(mean), out)
 
 
 def main(word: str) -> None:
-    """`atoll`, in a process that tells the lie which `word` names, such as flip:10."""
-    lie = parsed(word)
+    """`atoll`, in a process that tells the lie which `word` names, such as flip:10, or `VAST`."""
+    lie = parsed("seal:0.01" if word == VAST else word)
     liar = Liar(lie, SEED)
+
+    def longer(mean: F32) -> F32:
+        return mean * np.float32(1e30)
 
     def encoder(anchor: F32, local: F32, codec: Codec, *rest: Any) -> DeltaEncoder:
         lied = liar.delta(0, np.asarray(anchor) - np.asarray(local), ())
@@ -52,7 +59,8 @@ def main(word: str) -> None:
 
     def reduction(peers: Any, me: Any, encoded: Any, codec: Codec, chunks: Chunks, *rest: Any) -> Reduction:
         plan, listener, sealing, *others = rest
-        forged: Any = ForgedSeals(sealing, liar, round(lie.size * chunks.count))
+        forge, count = (longer, 1) if word == VAST else (liar.seal, round(lie.size * chunks.count))
+        forged: Any = ForgedSeals(sealing, forge, count)
         return Reduction(peers, me, encoded, codec, chunks, plan, listener, forged, *others)
 
     exchanged: Any = participation

@@ -35,11 +35,11 @@ def lying(word: str) -> str:
 
 
 @contextmanager
-def finished(folder: Path, lie: str = "") -> Iterator[Run]:
+def finished(folder: Path, lie: str = "", *settings: str) -> Iterator[Run]:
     """A run that came to its end, of which one node tells this lie; its coordinator is still there."""
     run = Run(folder)
     try:
-        run.start(*SETTINGS)
+        run.start(*SETTINGS, *settings)
         (folder / "url").write_text(run.invite(NODES))
         for name in (*HONEST, LIAR):
             program = lying(lie) if lie and name == LIAR else ""
@@ -83,6 +83,21 @@ def test_a_false_delta_is_clipped_to_nothing_that_matters(lie: str, honest_loss:
         print(f"its work was taken in {len(scales)} of {ROUNDS} rounds")
         worse = {decision["name"] for decision in blamed(run) if decision["consequence"] != "struck"}
         assert worse == {LIAR} and len(scales) < ROUNDS, "it is as long every time, and is left out in the end"
+
+
+def test_who_seals_what_is_longer_than_any_delta_is_convicted_before_anything_of_it_is_applied(
+    honest_loss: float, tmp_path: Path
+) -> None:
+    """One chunk of 1e30 would be the end of the model, drawn for an audit or not."""
+    with finished(tmp_path, "vast", "security.audit=0.000001") as run:
+        loss = float(run.run()["val_loss"])
+        print(f"vast: loss {loss:.4f}, {100 * (loss / honest_loss - 1):+.2f} % of {honest_loss:.4f}")
+        assert loss < BAR * honest_loss
+        [decision] = blamed(run)
+        assert (decision["name"], decision["consequence"]) == (LIAR, "banned")
+        evidence = decision["evidence"]
+        assert (evidence["offence"], evidence["round"]) == ("forged_seal", 1)
+        assert run.nodes[LIAR].wait(30) == 5
 
 
 def test_who_forges_seals_is_convicted_and_its_key_is_refused(honest_loss: float, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class Reduce:
         self.held: tuple[bytes, ...] = ()  # the same, once all are here
         self.forged: set[tuple[int, NodeId]] = set()  # chunks of which it sends others than it sealed, to whom
         self.peers: list[NodeId] = []  # in the plan
+        self._too_long: set[int] = set()  # owners' places
         self._told: dict[int, SealReport] = {}  # of the terms of its latest mean of a chunk
         # By chunk: since when it is this member's; place, content and inputs of each term; what was made of them.
         self.merged: dict[int, tuple[int, list[tuple[int, bytes, tuple[int, ...]]], bytes]] = {}
@@ -84,6 +85,9 @@ class Reduce:
         self.late.replan(self.node.clock, self.peers, plan.patience)
         self.links.expect(routes.links(plan, me))
         self.do(self.exchange.replan(plan))
+        self._too_long.clear()
+        for c, payload in self.sealed.items():
+            self._measure(c, plan.since[c] if plan.since else plan.attempt, payload)
         self.links.release()
         if self.node.host.habit == "accuses":
             self.node.later(TICK, self._accuse, plan)
@@ -247,6 +251,9 @@ class Reduce:
 
     def _sealed(self, c: int, since: int, inputs: tuple[int, ...], mean: Mean) -> None:
         payload = self.world.averaged(mean)
+        if self._lies("vast"):
+            payload = digest("vast", payload)
+            self.world.truth.vast.add(payload)
         effects = self.exchange.chunk_merged(c, since, inputs, payload)
         if effects:
             self.world.sealed(self.round, since, c, payload)
@@ -376,10 +383,18 @@ class Reduce:
                 effects = self.exchange.sealed_arrived(c, payload, node)
                 if self.exchange.digest(c) == payload:
                     self.sealed[c] = payload
+                    self._measure(c, since, payload)
                 self.do(effects)
             case _:
                 self.do(control_frames.receive(self.exchange, node, kind, c, since, payload or b""))
         return True
+
+    def _measure(self, c: int, since: int, payload: bytes) -> None:
+        """Say, before it is held, that a sealed chunk is longer than it can be."""
+        owner = self.plan.owners[c]
+        if payload in self.world.truth.vast and owner not in self._too_long:
+            self._too_long.add(owner)
+            self.node.reports.outsized(self.plan, c, since, 1e30)
 
     # The clock
 

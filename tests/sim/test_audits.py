@@ -86,6 +86,20 @@ def test_an_owner_that_seals_something_else_is_banned(seed: int, levels: int) ->
         assert w.hosts[name].gone and not w.unwell()
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
+def test_an_owner_that_seals_what_is_longer_than_any_delta_is_banned_in_that_round(seed: int) -> None:
+    """Though nothing is drawn: the others see it, and say so before they hold it."""
+    with world("0.000001", seed) as w:
+        commit(w, 3, 100.0)
+        liar(w, "m2", "vast")
+        liar(w, "m5", "vast")
+        assert w.until(lambda: {"m2", "m5"} <= charged(w).keys() or w.durable.committed >= 12, 400.0)
+        assert charged(w).keys() <= {"m2", "m5"}
+        assert (Offence.FORGED_SEAL, Consequence.BANNED) in sum(charged(w).values(), [])
+        commit(w, 3, 200.0)
+        assert w.truth.vast and not w.unwell()
+
+
 @pytest.mark.long
 def test_an_owner_without_receipts_owns_nothing_in_the_end() -> None:
     with world("8") as w:

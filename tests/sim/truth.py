@@ -74,6 +74,7 @@ class Truth:
     void: set[int] = field(default_factory=set)  # rounds
     published: list[int] = field(default_factory=list)  # rounds
     fences: dict[tuple[int, int], Fence] = field(default_factory=dict)  # by (round, attempt)
+    vast: set[bytes] = field(default_factory=set)  # payloads that are longer than any delta
     means: dict[bytes, Mean] = field(default_factory=dict)  # by payload
     sealed: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # (round, since, chunk), honest ones
     held: dict[tuple[NodeId, int], set[tuple[bytes, ...]]] = field(default_factory=dict)  # payloads, by round

@@ -3,12 +3,14 @@
 import pytest
 from audit_world import AuditWorld, Lies, liar, nonces
 
+from atoll.comm.bitmap import bitmap
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.replace import replace
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.audit import DOUBTS
 from atoll.coordinator.state_machine.state import Audit, fail_attempt
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
@@ -28,6 +30,66 @@ def test_an_owner_that_lies_is_banned_and_nothing_of_it_is_committed(lie: str) -
         assert world.convicted() == {N3} and world.charged() == {N3: {Offence.FORGED_SEAL}}
         assert N3 not in world.state.members.here
         assert not world.wrong()
+
+
+def test_who_seals_what_is_longer_than_any_delta_is_banned_though_nothing_is_drawn() -> None:
+    for nonce in nonces(0, 20):
+        world = AuditWorld(nonce, liar(3, "seal", "vast"), audit="0.000001").run()
+        assert world.convicted() == {N3} and world.charged() == {N3: {Offence.FORGED_SEAL}}
+        assert not world.wrong()
+
+
+def test_of_two_that_seal_what_is_too_long_nothing_is_committed_though_each_covers_the_other() -> None:
+    lies = liar(2, "seal", "vast", "cover", "alarm") | liar(3, "seal", "vast", "cover", "alarm")
+    for nonce in nonces(0, 20):
+        world = AuditWorld(nonce, lies, audit="0.000001").run()
+        assert world.convicted() and world.charged().keys() == lies.keys() and not world.wrong()
+
+
+def test_who_says_of_everything_that_it_is_too_long_has_two_chunks_audited_that_are_well() -> None:
+    for nonce in nonces(0, 20):
+        world = AuditWorld(nonce, liar(3, "alarm"), audit="0.000001").run()
+        assert len(world.audited) == DOUBTS and not world.decisions
+        assert sum("times as long" in note for note in world.notes) == DOUBTS
+
+
+def test_what_is_too_long_is_said_where_nothing_is_audited() -> None:
+    world = AuditWorld(b"0", liar(1, "seal", "vast"), audit="0").run()
+    assert not world.audited and any("nothing is audited" in note for note in world.notes)
+
+
+def test_a_word_on_the_length_of_a_chunk_counts_before_its_seal_is_known_and_not_by_its_owner() -> None:
+    for early in (False, True):
+        world = AuditWorld(b"0", audit="0.000001")
+        owner = world.state.round.ledger.owners[0]
+        assert world.state.round.plan is not None and owner is not None
+        fence, other = world.state.round.plan.fence, N1 if owner != N1 else N2
+        sealed = world.mean(0, list(range(8))), bitmap(range(8), 8)
+        words = [ev.SealOutsized(other, 1, fence, 0, 3.0), ev.ChunksSealed(owner, 1, fence, ((0, *sealed),))]
+        for node, at, c in ((owner, 1, 0), (other, 2, 0), (other, 1, 99)):
+            world.feed(ev.SealOutsized(node, 1, fence._replace(attempt=at), c, 3.0))
+        assert not world.state.round.outsized
+        for word in words if early else reversed(words):
+            assert not world.state.round.audits
+            world.feed(word)
+        assert world.state.round.audits.keys() == {0} and len(world.state.round.audits[0].named) == 3
+
+
+def test_what_is_too_long_is_reduced_again_where_who_sealed_it_has_left() -> None:
+    """Its chunk is nobody's, or another one's that has the bytes and no receipt."""
+    for nonce in nonces(0, 10):
+        world = AuditWorld(nonce, liar(3, "seal"), audit="0.000001")
+        r = world.state.round
+        mine = [c for c, owner in enumerate(r.ledger.owners) if owner == N3]
+        for event in list(world.due()):
+            if isinstance(event, ev.ChunksSealed):
+                world.feed(event)
+        world.feed(ev.Leaving(N3, 1, "done"))
+        assert world.state.round.plan is not None and world.state.round.ledger.orphans == tuple(mine)
+        fence = world.state.round.plan.fence._replace(attempt=world.state.round.ledger.since[mine[0]])
+        world.feed(ev.SealOutsized(N1, 1, fence, mine[0], 9.0))
+        world.run()
+        assert not world.wrong() and not world.decisions
 
 
 def test_an_owner_that_gives_no_receipt_loses_its_chunks_and_is_remembered() -> None:

@@ -28,6 +28,7 @@ REPORTS: dict[str, Report] = {
     "seals": lambda f, life: ev.ChunksSealed(A, life, f, ((0, b"d" * 16, b"\xff"),)),
     "orphans": lambda f, life: ev.OrphansFound(A, life, f, ((0, b"d" * 16),)),
     "completion": lambda f, life: ev.ReduceComplete(A, life, f, b"r" * 16, 1, 1),
+    "outsized": lambda f, life: ev.SealOutsized(A, life, f, 0, 3.0),
     "audit": lambda f, life: ev.AuditReported(A, life, f, 0, b"d" * 16),
     "replay": lambda f, life: ev.ReplayReported(A, life, f.round, B, False),
     "loss": lambda f, life: ev.LossEvaluated(A, life, f.round - 1, 2.0),
@@ -44,6 +45,7 @@ BY_ROUND = {
     "seals",
     "orphans",
     "completion",
+    "outsized",
     "audit",
     "replay",
     "forgery",
@@ -80,9 +82,13 @@ def where(name: str) -> tuple[State, Fence]:
         owner, since = state.round.ledger.owners[0], state.round.ledger.since[0]
         assert owner is not None
         ledger = replace(state.round.ledger, sealed={0: Seal(b"d" * 16, b"\x07", owner, since)})
-        audit = Audit(0, since, owner, b"d" * 16, b"\x07", seconds=9.0, named={A: NOW + 9})
+        audit = Audit(0, since, owner, b"d" * 16, b"\x07", seconds=9.0, wanted=2, named={A: NOW + 9})
         state = replace(state, round=replace(state.round, ledger=ledger, audits={0: audit}))
         state, _ = step(state, ev.Tick(), NOW)  # the other auditors are named
+    if name == "outsized":
+        seal = Seal(b"d" * 16, b"\x07", B, state.round.ledger.since[0])
+        ledger = replace(state.round.ledger, sealed={0: seal}, owners=(B, *state.round.ledger.owners[1:]))
+        state = replace(state, round=replace(state.round, ledger=ledger))
     if name == "replay":
         task = Replay(fence.round, B, "b", 1, ((0, 1),), 1, 0, 3, b"s", (0,), (1, 0, 2), NOW + 99)
         state = replace(state, replays=ReplayBook({A: task}))

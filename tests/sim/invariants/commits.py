@@ -239,4 +239,5 @@ def _means(world: "World", record: CommitRecord) -> list[tuple[bytes, Mean]]:
     truth = world.truth
     held = {p for node in record.bytes_up for p in truth.held[node, record.round]}
     payloads = next(p for p in held if root(p).hex() == record.sealed_digest)
+    hold(truth.vast.isdisjoint(payloads), f"round {record.round} has what is longer than any delta")
     return [(payload, truth.means[payload]) for payload in payloads]

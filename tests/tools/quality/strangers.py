@@ -243,7 +243,8 @@ is in every figure. The run's length and its learning rate go by what the honest
 are missing from the run, and of eight members one of whom is out, seven train.
 
 **What this does not say.** Liars tell the truth about the norm of what they send; who does not is withdrawn before
-the commit by real coordinators, which compare it with what owners saw, and is not simulated. Auditors are honest.
+the commit by real coordinators, which compare it with what owners saw, and is not simulated. Nor are
+seals longer than twice the longest delta: real members see them, and they are always audited. Auditors are honest.
 Two members that send the same delta cannot be told apart, so a copy is not found out: it costs what a missing
 member does. A liar that sends its own first delta for ever, or zeros, is one whose work is missing, too.
 """
