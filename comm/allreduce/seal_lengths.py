@@ -6,9 +6,9 @@ whether
 
     sum over the chunks that one owner sealed of norm(c)**2 <= (SLACK longest)**2
 
-By the triangle inequality a weighted mean keeps to it with a SLACK of 1, and so does the radial mean; others may be
-longer by far only if somebody sees to it, and encoding adds some. Who is beyond is not guilty by that: its largest
-chunk is audited before the commit (`atoll.coordinator.state_machine.audit`).
+By the triangle inequality a weighted mean keeps to it with a SLACK of 1, and so does the radial mean; others may
+be longer by far only if somebody sees to it, and encoding adds some. Who is beyond is not guilty by that: its
+largest chunk is audited before the commit (`atoll.coordinator.state_machine.audit`).
 """
 
 import math

@@ -42,14 +42,21 @@ class CodecFigures:
 @click.option(
     "--chunk", default=ReduceConfig().chunk // 4, show_default=True, type=click.IntRange(1), help="Elements."
 )
-@click.option("--block", default=ReduceConfig().block, show_default=True, type=click.IntRange(2))
+@click.option(
+    "--block",
+    default=ReduceConfig().block,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Elements that share a scale.",
+)
 @click.option(
     "--scales",
     default=ReduceConfig().scales.value,
     show_default=True,
     type=click.Choice([s.value for s in ScaleName]),
+    help="Format of the scales.",
 )
-@click.option("--repeat", default=300, show_default=True, type=click.IntRange(1))
+@click.option("--repeat", default=300, show_default=True, type=click.IntRange(1), help="Times that each is done.")
 @json_option
 def codec(chunk: int, block: int, scales: str, repeat: int, as_json: bool) -> None:
     """Time every codec on one thread, and measure the error of a mean."""

@@ -64,8 +64,12 @@ class ControlFigures:
 
 
 @click.command()
-@click.option("--members", default=1000, show_default=True, type=click.IntRange(1, 10_000))
-@click.option("--rounds", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--members", default=1000, show_default=True, type=click.IntRange(1, 10_000), help="Simulated members."
+)
+@click.option(
+    "--rounds", default=1, show_default=True, type=click.IntRange(min=1), help="Rounds that are measured."
+)
 @click.option(
     "--period",
     default=56.0,

@@ -68,7 +68,13 @@ class DemoFailed(AtollError):
     type=click.IntRange(min=1),
     help="Outer steps, or as many more as the late node takes to contribute; default: the demo's config.",
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("demo-out"),
+    show_default=True,
+    help="Folder for logs and results.",
+)
 @click.option("--no-chaos", is_flag=True, help="Kill no node and let none join later.")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json's object as the last line.")
 @level_option

@@ -52,11 +52,15 @@ CODECS = [str(name) for name in CodecName if name is not CodecName.SPARSE]  # fo
 
 @click.command()
 @click.argument("overrides", nargs=-1)
-@click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 256))
+@click.option(
+    "--peers", default=4, show_default=True, type=click.IntRange(1, 256), help="Members, a process each."
+)
 @click.option(
     "--numel", default=25_000_000, show_default=True, type=click.IntRange(min=1), help="Elements of the vector."
 )
-@click.option("--codec", default="int8", show_default=True, type=click.Choice(CODECS))
+@click.option(
+    "--codec", default="int8", show_default=True, type=click.Choice(CODECS), help="Encoding of what is sent."
+)
 @click.option("--iters", default=5, show_default=True, type=click.IntRange(min=1), help="Rounds to measure...")
 @click.option("--warmup", default=1, show_default=True, type=click.IntRange(min=0), help="...after so many.")
 @click.option(

@@ -103,7 +103,9 @@ class RecoveryFigures(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.option("--donors", default=4, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--donors", default=4, show_default=True, type=click.IntRange(1, 64), help="Members that have the state."
+)
 @click.option(
     "--numel", default=25_000_000, show_default=True, type=click.IntRange(min=1), help="Elements of the state."
 )

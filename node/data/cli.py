@@ -236,7 +236,7 @@ def check(url: str, slice_name: str, as_json: bool) -> None:
 @data.command()
 @click.argument("url")
 @click.argument("index", type=click.IntRange(0))
-@click.option("--slice", "slice_name", default=TRAIN, show_default=True)
+@click.option("--slice", "slice_name", default=TRAIN, show_default=True, help="The slice to show samples of.")
 @click.option(
     "--seq-len",
     default=0,

@@ -167,9 +167,15 @@ def export(
     "--tasks", default=",".join(TASKS), show_default=True, help="Names of the harness's tasks, with commas."
 )
 @click.option("--include", type=path_option, default=None, help="A folder with tasks of your own (YAML).")
-@click.option("--few-shot", type=click.IntRange(0), default=None, show_default="as each task says")
+@click.option(
+    "--few-shot",
+    type=click.IntRange(0),
+    default=None,
+    show_default="as each task says",
+    help="Examples before each question.",
+)
 @click.option("--limit", type=click.IntRange(1), default=None, help="Samples of each task at most.")
-@click.option("--batch-size", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=8, show_default=True, help="Sequences at once.")
 @click.option("--device", default="", show_default="cuda if there is one", help="Such as cpu or cuda:0.")
 @json_option
 def eval_command(

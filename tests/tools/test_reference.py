@@ -1,7 +1,10 @@
 """The pages and files that are made from the code are what the code says."""
 
+import click
 import pytest
 from reference import commands, files, metrics, wire
+
+from atoll.comm.cli import cli
 
 
 @pytest.mark.parametrize("name", files.MADE)
@@ -23,6 +26,14 @@ def test_every_command_is_there_with_its_options_and_their_variables() -> None:
     assert "\n## atoll node join\n" in page and "\n## atoll bench codec\n" in page
     assert "| `--name TEXT` | The node's name, shown to everybody. |" in page and "`ATOLL_NODE_JOIN_NAME`" in page
     assert "--entrance" not in page, "hidden options are for Atoll itself"
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    top = click.Context(cli, info_name="atoll")
+    options = [
+        p for _, command in commands.commands(cli, top) for p in command.params if isinstance(p, click.Option)
+    ]
+    assert len(options) > 100 and not [p.opts for p in options if not p.help and not p.hidden]
 
 
 def test_every_metric_says_what_it_is() -> None:
