@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ GARBAGE_INTERVAL = 60.0  # seconds between two full collections, at least
 GARBAGE_POLL = 1.0  # seconds between two looks whether a round is being closed
 MAX_GARBAGE_POLLS = 240  # looks; then all is collected in any case: a round may wait for members for hours
 WANDB_VIEW = "wandb-view"  # the journal's key of the URL
+# Seconds that a thread which answers questions may keep the interpreter: the event loop lets go of it at each
+# send, and waits as long for it again. Python's own 5 ms would be five seconds for the plans of 1,000 members.
+SWITCH_INTERVAL = 0.0005
 NO_THRESHOLD = 1 << 30  # collections of the middle generation; more than a process lives
 
 
@@ -68,6 +72,7 @@ class ServerOptions:
 async def serve(config: RunConfig, options: ServerOptions) -> None:
     """Run the service until SIGTERM or SIGINT, and then until the round that is closing is done."""
     raise_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL)
     gc.freeze()  # what was imported stays: a collection need not look at it again
     journal = Journal(options.state_dir)
     try:
@@ -125,7 +130,7 @@ async def _serve(
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([behind]))]
     chores = [
         asyncio.create_task(chore)
-        for chore in (_collect_garbage(plane), _maintain(records), alarm.run(plane.event_loop))
+        for chore in (_collect_garbage(plane), _maintain(records, plane), alarm.run(plane.event_loop))
     ]
     try:
         await asyncio.wait((stopping, *parts), return_when=asyncio.FIRST_COMPLETED)
@@ -172,11 +177,12 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
-async def _maintain(records: RunRecords) -> None:
+async def _maintain(records: RunRecords, plane: ControlPlane) -> None:
     """Move older records out of the journal, and to the operator's store."""
     while True:
         await asyncio.sleep(MAINTENANCE_INTERVAL)
-        await asyncio.to_thread(records.maintain)
+        accounts = plane.event_loop.state.credit.nodes.values()
+        await asyncio.to_thread(records.maintain, {account.node: account.owner for account in accounts})
 
 
 def _same_run(journal: Journal, config: RunConfig) -> None:

@@ -164,6 +164,7 @@ def write(folder: Path, story: Story) -> None:
         since = whole[first - 1].committed_at if first else 0.0
         during = [(at, n) for at, n in said if since <= at < part[-1].committed_at]
         archive.add("reef", [series_row(r) for r in part], [record_codec.encode(r) for r in part], during)
+    archive.enter_owners({n: owner(n) for made in whole for n in made.contributors})
     for made in whole:
         works = [Work(f"key {n}", n, name(n), owner(n), int(w)) for n, w in made.contributors.items()]
         book = credit.enter(book, made.round, works, made.round) if works else book

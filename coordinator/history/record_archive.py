@@ -13,7 +13,7 @@ may read meanwhile.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.ids import NodeId
 from atoll.coordinator.history import record_codec, segment
 from atoll.coordinator.history.columns import BadColumn
 from atoll.coordinator.history.record_codec import BadRecord, RecordView
@@ -76,7 +77,16 @@ class RecordArchive:
         if facts.run != run:
             raise ConfigError(f"{store.place} has the records of the run {facts.run!r}: give another place")
         if digest not in facts.configs:
-            store.write(FACTS, RunFacts(run, facts.configs | {digest: msgspec.Raw(config)}).encode())
+            configs = facts.configs | {digest: msgspec.Raw(config)}
+            store.write(FACTS, RunFacts(run, configs, facts.owners).encode())
+
+    def enter_owners(self, owners: Mapping[NodeId, str]) -> None:
+        """Keep the owners of nodes; of those that are not named what is known stays. Raises `ConfigError` and
+        `ResourceError`."""
+        store = self._stores[0]
+        facts = facts_of(store)
+        if facts is not None and (known := facts.owners | owners) != facts.owners:
+            store.write(FACTS, RunFacts(facts.run, facts.configs, known).encode())
 
     def spans(self) -> list[Span]:
         """First and last round of each segment, in order. Raises `ResourceError`."""
@@ -221,8 +231,7 @@ def _without_members(data: bytes) -> bytes | None:
     try:
         found = segment.read(data)
         if found.header.members:
-            records = [replace(record, **NOTHING_OF_MEMBERS) for record in found.decoded()]
-            encoded = [record_codec.encode(record) for record in records]
+            encoded = [record_codec.encode(replace(r, **NOTHING_OF_MEMBERS)) for r in found.decoded()]
             return segment.write(found.header.run, found.rows, encoded, found.notes, members=False)
     except (BadColumn, BadRecord):
         pass  # what is there of it may still be of use to somebody

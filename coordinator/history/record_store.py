@@ -16,6 +16,7 @@ import msgspec
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
+from atoll.comm.ids import NodeId
 from atoll.coordinator.history.segment import rounds_of
 
 FACTS = "run.json"
@@ -28,6 +29,7 @@ class RunFacts(msgspec.Struct):
 
     run: str
     configs: dict[str, msgspec.Raw] = {}  # by the digest that commit records name them by
+    owners: dict[NodeId, str] = {}  # of nodes that contributed: whose invite each came with last
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -62,7 +62,8 @@ class PastRun:
         if self._state is not None and self._state.credit.nodes:
             return contributions(self._state, self._facts.run, limit, offset)
         said = self._by_records()
-        return said | {"nodes": said["nodes"][offset : offset + min(limit, MAX_ACCOUNTS)]}
+        page = slice(offset, offset + min(limit, MAX_ACCOUNTS))
+        return said | {"owners": said["owners"][page], "nodes": said["nodes"][page]}
 
     def account(self, node: NodeId) -> dict[str, Any] | None:
         if self._state is not None and self._state.credit.nodes:
@@ -72,7 +73,7 @@ class PastRun:
     def _by_records(self) -> dict[str, Any]:
         with self._turn:
             if self._added_up is None:
-                self._added_up = _added_up(self.records, self._facts.run)
+                self._added_up = _added_up(self.records, self._facts)
             return self._added_up
 
     def over(self) -> bool:
@@ -99,7 +100,9 @@ def opened(place: str) -> Iterator[PastRun]:
             )
         configs = facts.configs.values() if facts is not None else ()
         name = facts.run if facts is not None else place
-        yield PastRun(ArchivedRecords(archive), RecordedRun(name, max(map(_total, configs), default=0)))
+        owners = facts.owners if facts is not None else {}
+        nodes = {node: NodeFacts(owner=owner) for node, owner in owners.items()}
+        yield PastRun(ArchivedRecords(archive), RecordedRun(name, max(map(_total, configs), default=0), nodes))
 
 
 def _of_journal(journal: Journal, folder: Path) -> PastRun:
@@ -119,30 +122,41 @@ def _total(config: msgspec.Raw) -> int:
         return 0
 
 
-def _added_up(records: Records, run: str) -> dict[str, Any]:
-    """Who contributed how much, by all records: there, nodes have names and no owners."""
+def _added_up(records: Records, facts: RecordedRun) -> dict[str, Any]:
+    """Who contributed how much, by all records. They have nodes' names; owners, those that had the nodes last."""
     tokens, rounds, names = Counter[NodeId](), Counter[NodeId](), dict[NodeId, dict[str, None]]()
+    owned, owned_rounds = Counter[str](), Counter[str]()
+    owner = {node: known.owner for node, known in facts.nodes.items()}
     last, there = records.series().last, list(map(int, records.series().column("round")))
     for at in range(0, len(there), ROUNDS):
         for view in records.views(there[at : at + ROUNDS]):
             if view.void:
                 continue
-            called = view.names
-            for node, weight in view.of_nodes("contributors").items():
+            called, weights = view.names, view.of_nodes("contributors")
+            for node, weight in weights.items():
                 tokens[node] += int(weight)
                 rounds[node] += 1
+                if node in owner:
+                    owned[owner[node]] += int(weight)
                 if node in called:
                     names.setdefault(node, {})[called[node]] = None
+            owned_rounds.update({owner[node] for node in weights if node in owner})
     whole = int(records.series().column("tokens")[-1]) if last else 0
     nodes = [
         {
             **{"node_id": node, "key": "", "name": next(reversed(names.get(node, {node: None})))},
-            **{"former_names": list(names.get(node, {}))[:-1], "owner": ""},
+            **{"former_names": list(names.get(node, {}))[:-1], "owner": owner.get(node, "")},
             **{"tokens": count, "rounds": rounds[node]},
         }
         for node, count in tokens.most_common()
     ]
+    belong = Counter(owner[node] for node in tokens if node in owner)
+    owners = [
+        {"owner": name, "tokens": count, "rounds": owned_rounds[name], "nodes": belong[name]}
+        for name, count in owned.most_common()
+    ]
     return {
-        **{"run_id": run, "committed": last, "tokens": whole, "uncredited": max(whole - tokens.total(), 0)},
-        **{"owners_total": 0, "nodes_total": len(nodes), "owners": [], "nodes": nodes},
+        **{"run_id": facts.run, "committed": last, "tokens": whole},
+        **{"uncredited": max(whole - tokens.total(), 0), "owners_total": len(owners), "nodes_total": len(nodes)},
+        **{"owners": owners, "nodes": nodes},
     }

@@ -8,14 +8,16 @@ time.
 
 import logging
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 
 from atoll.comm.errors import AtollError
+from atoll.comm.ids import NodeId
 from atoll.coordinator.history.record_archive import RecordArchive, copy_missing, shrink
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.record_store import LocalStore, RecordStore
@@ -116,12 +118,13 @@ class RunRecords:
             if self._series is not None:
                 self._series.extend([series_row(record)])
 
-    def maintain(self) -> None:
-        """Do what is due. What a store or a disk does not take is tried again the next time, and said in the
-        log."""
+    def maintain(self, owners: Mapping[NodeId, str] = MappingProxyType({})) -> None:
+        """Do what is due; `owners` of the nodes are kept beside their records. What a store or a disk does not
+        take is tried again the next time, and said in the log."""
         try:
             while self._move_block():
                 pass
+            self.archive.enter_owners(owners)
             if self._options.store is not None:
                 copy_missing(self._local, self._options.store)
             shrink(self._local, int(self._options.room), self._options.store)

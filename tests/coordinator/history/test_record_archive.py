@@ -10,6 +10,7 @@ from journal_contents import note
 from long_runs import long_record
 
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.ids import NodeId
 from atoll.coordinator.history import record_codec, segment
 from atoll.coordinator.history.record_archive import RecordArchive, copy_missing, shrink
 from atoll.coordinator.history.record_codec import BadRecord
@@ -51,6 +52,12 @@ def test_what_was_added_is_read_back(store: RecordStore) -> None:
     archive.enter_config("reef", "cd", b"{}")
     facts = archive.facts()
     assert facts is not None and facts.configs == {"ab": msgspec.Raw(b'{"name":"reef"}'), "cd": msgspec.Raw(b"{}")}
+    archive.enter_owners({NodeId("n1"): "kelp", NodeId("n2"): "coral"})
+    archive.enter_owners({NodeId("n2"): "reef keepers"})
+    archive.enter_config("reef", "ef", b"{}")
+    facts = archive.facts()
+    assert facts is not None and len(facts.configs) == 3
+    assert facts.owners == {"n1": "kelp", "n2": "reef keepers"}
     with pytest.raises(ConfigError, match="has the records of the run 'reef'"):
         archive.enter_config("atoll", "ab", b"{}")
 

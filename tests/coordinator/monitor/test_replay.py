@@ -62,14 +62,21 @@ class Pruned(RunAnswers):
         return super()._record(number)
 
 
-def test_a_state_directory_knows_owners_and_an_archive_what_its_records_have(state_dir: Path) -> None:
+def test_a_state_directory_and_its_archive_know_who_contributed_and_whose_nodes_they_are(state_dir: Path) -> None:
     with opened(str(state_dir)) as past:
-        credited = past.contributions(2, 0)
-        assert credited["owners_total"] == 4 and len(credited["nodes"]) == 2
+        assert len(past.contributions(2, 0)["nodes"]) == 2
+        credited = past.contributions(9, 0)
+        assert credited["owners_total"] == 4
         assert past.contributions(9, 0)["uncredited"] == 0
     with opened(str(state_dir / FOLDER)) as past:
         added_up = past.contributions(99, 0)
-        assert added_up["owners"] == [] and added_up["nodes_total"] == STORY.members
+        assert added_up["nodes_total"] == STORY.members and added_up["owners_total"] == 4
+        assert {a["owner"] for a in added_up["owners"]} == {a["owner"] for a in credited["owners"]}
+        for field in ("tokens", "nodes"):
+            assert sum(a[field] for a in added_up["owners"]) == (
+                added_up["tokens"] if field == "tokens" else STORY.members
+            )
+        assert all(a["rounds"] <= added_up["committed"] for a in added_up["owners"])
         assert added_up["tokens"] == sum(a["tokens"] for a in added_up["nodes"])
         assert {a["name"] for a in added_up["nodes"]} == set(past_runs.NAMES[: STORY.members])
         assert past.facts().rounds_total == 1000 and past.facts().run == "reef"
