@@ -5,6 +5,7 @@ Calls block: they read records, and are made in a thread. Every answer is bounde
 `ValueError` for a question that makes no sense, `NotThere` for what is not there, and `ResourceError`.
 """
 
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, fields
@@ -31,6 +32,7 @@ from atoll.coordinator.monitor.recorded import RecordedRun, recorded_snapshot
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
 DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
+MAX_REST = 0.1  # seconds between two records of an answer
 MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
 RECENT_EVENTS = 60  # that a look back at the run has
 ROUND_EVENTS = 100  # that a round's own answer has
@@ -228,14 +230,17 @@ class RunAnswers:
 
     def _rounds(self, since: int, limit: int, wanted: tuple[str, ...]) -> bytes:
         """These fields of the commit records after `since`, as a JSON list: of the first `limit`, or of as many as
-        `MAX_ANSWER_BYTES` allow."""
-        answer, length = list[bytes](), 0
+        `MAX_ANSWER_BYTES` allow. Between two of them it rests for as long as one takes: with a thousand members
+        that is tens of milliseconds, in which a coordinator does little else."""
+        answer, length, began = list[bytes](), 0, time.monotonic()
         with closing(self._records.iter_rounds(since, limit)) as found:
             for record in found:
                 answer.append(msgspec.json.encode({name: getattr(record, name) for name in wanted}))
                 length += len(answer[-1])
                 if length >= MAX_ANSWER_BYTES:
                     break
+                time.sleep(min(time.monotonic() - began, MAX_REST))
+                began = time.monotonic()
         return b"[" + b",".join(answer) + b"]"
 
     def _record(self, number: int) -> CommitRecord:
