@@ -85,7 +85,7 @@ class RecordArchive:
         `ResourceError`."""
         store = self._stores[0]
         facts = facts_of(store)
-        if facts is not None and (known := facts.owners | owners) != facts.owners:
+        if facts is not None and (known := {**facts.owners, **owners}) != facts.owners:
             store.write(FACTS, RunFacts(facts.run, facts.configs, known).encode())
 
     def spans(self) -> list[Span]:

@@ -65,7 +65,10 @@ def test_a_word_on_the_length_of_a_chunk_counts_before_its_seal_is_known_and_not
         assert world.state.round.plan is not None and owner is not None
         fence, other = world.state.round.plan.fence, N1 if owner != N1 else N2
         sealed = world.mean(0, list(range(8))), bitmap(range(8), 8)
-        words = [ev.SealOutsized(other, 1, fence, 0, 3.0), ev.ChunksSealed(owner, 1, fence, ((0, *sealed),))]
+        words: list[ev.Event] = [
+            ev.SealOutsized(other, 1, fence, 0, 3.0),
+            ev.ChunksSealed(owner, 1, fence, ((0, *sealed),)),
+        ]
         for node, at, c in ((owner, 1, 0), (other, 2, 0), (other, 1, 99)):
             world.feed(ev.SealOutsized(node, 1, fence._replace(attempt=at), c, 3.0))
         assert not world.state.round.outsized
