@@ -30,7 +30,7 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
         if c.untimely:
             truth.hurried.add(node)
         hold(c.front == state.leases.by_node[node][0][0], f"the work of {node} is of another lease")
-        seen = node in truth.framed.get(r.number, ()) or (node, r.number) in truth.outsized or r.doubted
+        seen = truth.framed.get(r.number) or (node, r.number) in truth.outsized or r.doubted
         told = replace(c, norm=norm(node, c.samples)) if seen else c  # it may count by what others saw
         ready = ev.ContributionReady(node, here[node].life, r.number, replace(told, life=0, earlier=0, untimely=0))
         hold(ready in truth.said, f"{node} never said that it is ready with {c.samples} samples")
