@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
 from typing import assert_never
@@ -117,13 +117,14 @@ class CoordinatorSearch:
             await asyncio.gather(searching, return_exceptions=True)
 
     async def _begin(self) -> None:
-        """Go on where the coordinator was found in this node's last life, if it is there still."""
-        if address := self._gateway.whereabouts.moved_to:
-            try:
-                await self._control.move(address)
-                log.info(f"the coordinator had moved from {self._invite.address}: it is at {address}")
-            except AtollError as error:
-                log.info(f"the coordinator is not at {address} any more, where it was last: {error}")
+        """Go on where the coordinator was found in this node's last life, or where the URL says, if it is back."""
+        if not (address := self._gateway.whereabouts.moved_to):
+            return
+        for place in (address, self._invite.address):
+            if await self._goes_on(place):
+                log.info(f"the coordinator, once at {self._invite.address}, is at {place}")
+                return
+        self._control.invite = replace(self._invite, address=address)  # the last that is known
 
     async def _run(self) -> None:
         if self._invite.rendezvous:
@@ -161,9 +162,11 @@ class CoordinatorSearch:
         """Have the control client go on where the coordinator is. Raises `Unreachable`: no record is found."""
         while True:
             entrance = await process.lead_to_coordinator(self._invite, SEARCH_SECONDS)
-            if process.found and await self._goes_on(process.found):
-                self._gateway.whereabouts.found_at(process.found)
-                log.info(f"the coordinator is at {process.found}: this node goes on there")
+            found, before = process.found, self._control.invite.address
+            if found and await self._goes_on(found):
+                if found != before:
+                    self._gateway.whereabouts.found_at(found)
+                    log.info(f"the coordinator is at {found}: this node goes on there")
                 return
             if await self._goes_on(entrance.address):
                 self._gateway.stay()

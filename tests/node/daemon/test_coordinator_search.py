@@ -152,6 +152,9 @@ def test_a_node_goes_on_where_the_certificate_of_its_url_is_shown_and_nowhere_el
                 await life.aclose()
                 if dialled:
                     await _next_lives(url, second.address, liar.address, me, tmp_path / "node")
+            if dialled:
+                async with member(replace(url, address=liar.address), tmp_path / "node") as alone:
+                    assert alone.control.invite.address == second.address, "it may be back, where it was last"
 
     asyncio.run(story())
 
