@@ -58,7 +58,7 @@ class Run:
         self.coordinator: subprocess.Popen[str]
         self.page = ""
         self._start: tuple[str, ...] = ()
-        self._ports = ("--listen", f"{host}:0", "--http", "127.0.0.1:0")
+        self._ports: tuple[str, ...] = ("--listen", f"{host}:0", "--http", "127.0.0.1:0")
 
     def spawn(self, log: str, command: list[str], faults: str = "") -> subprocess.Popen[str]:
         environment = os.environ | ({"ATOLL_FAULTS": faults} if faults else {})

@@ -3,12 +3,11 @@ the order's round and the samples, numbers with spaces between."""
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from atoll.node.participant.participant import Participant
-from atoll.node.trainer.process import take_part
+from atoll.node.trainer.process import run_rank, take_part
 
 
 def main(path: Path) -> None:
@@ -23,7 +22,8 @@ def main(path: Path) -> None:
 
     noting: Any = Participant
     noting._end_step = note
-    take_part(torch.device("cpu"))
+    with TemporaryDirectory() as folder:
+        run_rank(str(Path(folder) / "group"), take_part)
 
 
 if __name__ == "__main__":

@@ -67,12 +67,12 @@ def test_nodes_that_joined_by_an_address_find_a_coordinator_again_that_has_moved
     move_coordinator(run, *nowhere, then=lambda: run.join(url, "b"))
     tell(f"rounds of both {time.monotonic() - began:.0f} s after the coordinator was killed")
     assert {name: run.member(name)["node_id"] for name in ("a", "b")} == before
-    for name in ("a", "b"):
-        if dialled:
-            assert "this node goes on there" in run.log(name)
-            until("the end of its gateway", lambda name=name: not gateways(run, name), 30)
-        else:
-            assert "this node goes on through them" in run.log(name) and gateways(run, name)
+    how = "this node goes on there" if dialled else "this node goes on through them"
+    assert all(how in run.log(name) for name in "ab")
+    if dialled:
+        until("the end of their gateways", lambda: not any(gateways(run, name) for name in "ab"), 30)
+    else:
+        assert all(gateways(run, name) for name in "ab")
     if dialled:
         run.kill("a")
         run.nodes["a"].wait()
