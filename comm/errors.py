@@ -54,3 +54,12 @@ class PeerError(AtollError):
 
 class BenchFailed(AtollError):
     """A benchmark without a result: what was to be measured did not happen."""
+
+
+KINDS = (ConfigError, ResourceError, Unreachable, Refused, RefusedForNow, PeerError)
+
+
+def error_told(code: object, sentence: str) -> AtollError:
+    """The error with which another process of this software answered, by its exit code: one and the same, whoever
+    finds it. `Refused` for what is no code of an error's kind."""
+    return next((kind for kind in KINDS if kind.exit_code == code), Refused)(sentence)

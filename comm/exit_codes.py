@@ -34,7 +34,8 @@ class ExitCode(IntEnum):
         *(
             2,
             "wrong config or usage",
-            "An option, a setting, a config or a join URL is wrong; nothing was started.",
+            "An option, a setting, a config or a join URL is wrong, whether the command finds it or the "
+            "node that it asks; nothing was started or changed.",
         ),
         *("Correct what the sentence names.", False),
     )

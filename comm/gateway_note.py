@@ -11,7 +11,8 @@ dialled there.
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,16 @@ def read_gateways(state_dir: Path) -> tuple[str, ...]:
                 found[multiaddr] = None
         except (OSError, ValueError):  # msgspec's are some of them
             continue
+    return tuple(found)[:MAX_GATEWAYS]
+
+
+def gateways_among(multiaddrs: Iterable[str]) -> tuple[str, ...]:
+    """The first MAX_GATEWAYS of what somebody told that are multiaddrs of gateways, each once."""
+    found = dict[str, None]()
+    for multiaddr in multiaddrs:
+        with suppress(ValueError):
+            peer_of_multiaddr(multiaddr)
+            found[multiaddr] = None
     return tuple(found)[:MAX_GATEWAYS]
 
 

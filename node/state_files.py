@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from atoll.comm.xdg import cache_dir
 
 SESSION = "session"  # by which the node comes back as the same one
+WHEREABOUTS = "whereabouts.json"  # of the run's coordinator, and its gateways
 LOCK = "lock"  # held by the daemon
 SETTINGS = "node.yaml"  # written by the owner alone
 RELAY_PORT = "relay-port"  # at which it passes on what others send each other
@@ -21,7 +22,18 @@ HEX = "[0-9a-f]"
 RUN = HEX * 32  # a run's id
 # Patterns of names, of a file in a folder in the directory. `**` is all that a folder has which only a node makes.
 STATE_FILES: tuple[str, ...] = (
-    *(SESSION, LOCK, RELAY_PORT, "tls.pem", "join-url", SETTINGS, "limits.json", "bytes.json", "daemon.sock"),
+    *(
+        SESSION,
+        WHEREABOUTS,
+        LOCK,
+        RELAY_PORT,
+        "tls.pem",
+        "join-url",
+        SETTINGS,
+        "limits.json",
+        "bytes.json",
+        "daemon.sock",
+    ),
     *("trainer.json", "trainer.log", "trainer.log.1", "trainer.launch/**", "flight-record-*"),
     *("logs/node.log", "logs/node.log.[0-9]", "logs/node-gateway.log", "logs/node-gateway.log.[0-9]"),
     *(f"outer/{RUN}/**", f"outer/{RUN}.json", f"inner/{RUN}/**", "vectors/atoll-????????/**"),

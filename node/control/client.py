@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from math import isfinite
 from typing import TypeVar
@@ -73,12 +73,13 @@ class ControlClient:
     `close` at the end."""
 
     def __init__(self, invite: Invite) -> None:
-        self._invite = invite
+        self.invite = invite  # with the address where the coordinator is, or was last
         self._channel: grpc.aio.Channel | None = None  # opened by the first join
         self._stub: rpc.CoordinatorAsyncStub
         self._outbox, self._freshness = ReportOutbox(), StreamFreshness()
         self.roster = Roster()
         self._posted = {queue.kind: asyncio.Event() for queue in self._outbox.queues}
+        self._left = set[asyncio.Task[None]]()  # that close channels to where the coordinator was
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
         self._away_since: float | None = None  # seconds; when the coordinator stopped answering
         self._outages = deque[tuple[float, float]]((), MAX_OUTAGES)  # seconds; from when to when it did not
@@ -86,17 +87,35 @@ class ControlClient:
         self.session = ""
         self.relay = ""  # multiaddr at which this node relays; empty: it does not
         self.on_gateways: Callable[[Sequence[str]], None] | None = None  # told the run's gateways, as they change
+        # Whether the coordinator is looked for elsewhere: then whoever answers in its place refuses nothing.
+        self.is_sought: Callable[[], bool] = lambda: False
 
     async def close(self) -> None:
+        for closing in self._left:
+            closing.cancel()
+        await asyncio.gather(*self._left, return_exceptions=True)
         if self._channel is not None:
             await self._channel.close()
+
+    async def move(self, address: str) -> None:
+        """Go on at this "host:port", where the coordinator is now; the session stays what it is, and what was
+        asked at its old place is asked again. Raises `OtherCoordinator` and `Unreachable`: then nothing has
+        changed."""
+        there = replace(self.invite, address=address)
+        opened = await tls_channel.channel(there, OPTIONS)
+        before, self.invite = self._channel, there
+        self._use(opened)
+        self._reopen_stream()
+        if before is not None:  # calls on it end by their deadlines: cancelled, they would end who made them
+            self._left.add(closing := asyncio.create_task(before.close(CALL_SECONDS + 1.0)))
+            closing.add_done_callback(self._left.discard)
 
     async def join(self, identity: NodeIdentity, patience: float) -> pb.JoinReply:
         """Join, or come back under the session held before. Raises `Refused`, `Unreachable` after `patience`."""
         request = pb.JoinRequest(
             protocol=PROTOCOL,
-            run=self._invite.run,
-            token=self._invite.token,
+            run=self.invite.run,
+            token=self.invite.token,
             name=identity.name,
             address=identity.address,
             session=self.session,
@@ -119,7 +138,7 @@ class ControlClient:
         return await self._retry(lambda: self._ask_to_look(role), patience)
 
     async def _ask_to_look(self, role: str) -> RunSight | None:
-        asking = CheckupClient(self._invite, await self._open(), self.session, role)
+        asking = CheckupClient(self.invite, await self._open(), self.session, role)
         try:
             return await asking.look(times=1, deadline=LOOK_SECONDS)
         except (Busy, Silent, Refused) as error:
@@ -128,17 +147,28 @@ class ControlClient:
 
     async def _open(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = await tls_channel.channel(self._invite, OPTIONS)
-            self._stub = rpc.CoordinatorStub(self._channel)
+            try:
+                opened = await tls_channel.channel(self.invite, OPTIONS)
+            except tls_channel.OtherCoordinator as error:
+                if self.is_sought():
+                    raise Unreachable(str(error)) from None
+                raise
+            if self._channel is None:  # else it has moved meanwhile
+                return self._use(opened)
+            await opened.close()
         return self._channel
+
+    def _use(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        self._channel, self._stub = channel, rpc.CoordinatorStub(channel)
+        return channel
 
     async def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
         await self._open()
         try:
             return await self._stub.Join(request, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE and not self._invite.pin:
-                await tls_channel.check_plain(self._invite)
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not self.invite.pin:
+                await tls_channel.check_plain(self.invite)
             raise
 
     async def watch(self) -> AsyncIterator[pb.View]:
@@ -223,7 +253,11 @@ class ControlClient:
         """Give up a stream that has not brought the newest view for too long."""
         if self._stream is not None and self._freshness.is_stale(newest, time.monotonic()):
             log.info("the stream of views fell behind: it is opened again")
-            stream, self._stream = self._stream, None
+            self._reopen_stream()
+
+    def _reopen_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
             stream.cancel()
 
     async def leave(self, reason: str, incidents: int = 0) -> None:
@@ -251,7 +285,7 @@ class ControlClient:
                 left = until - time.monotonic()
                 if left <= 0:
                     raise Unreachable(
-                        f"no coordinator at {self._invite.address} for {patience:g} s ({why}): "
+                        f"no coordinator at {self.invite.address} for {patience:g} s ({why}): "
                         "is it running, is the port open?"
                     ) from None
                 await asyncio.sleep(min(backoff.pause(random.random()), left))
@@ -271,7 +305,7 @@ class ControlClient:
         """Say once that the coordinator does not answer."""
         if self._away_since is None:
             self._away_since = time.monotonic()
-            log.warning(f"no coordinator at {self._invite.address} ({why}): trying until it answers")
+            log.warning(f"no coordinator at {self.invite.address} ({why}): trying until it answers")
 
     def _note_answer(self) -> None:
         if self._away_since is not None:

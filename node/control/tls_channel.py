@@ -18,19 +18,23 @@ DEADLINE = 10.0  # seconds for the connection and its handshake
 ASK = "ask the operator for a new join URL"
 
 
+class OtherCoordinator(Refused):
+    """What answers at the coordinator's address is not the coordinator of the join URL's pin."""
+
+
 async def channel(invite: Invite, options: list[tuple[str, int]]) -> grpc.aio.Channel:
-    """A channel to the invite's coordinator, over TLS if its URL has a pin. Raises, if so, `Refused` if what
-    answers there is not that coordinator, `Unreachable` if nothing does."""
+    """A channel to the invite's coordinator, over TLS if its URL has a pin. Raises, if so, `OtherCoordinator`,
+    `Unreachable` if nothing answers there."""
     if not invite.pin:
         return grpc.aio.insecure_channel(invite.address, options=options)
     shown = await _certificate(invite.address)
     if shown is None:
-        raise Refused(
+        raise OtherCoordinator(
             f"the coordinator at {invite.address} does not speak TLS and the join URL has a pin: "
             f"is the port right (its page has another)? Else {ASK}"
         )
     if pin_of(shown) != invite.pin:
-        raise Refused(
+        raise OtherCoordinator(
             f"what answers at {invite.address} shows another certificate than the join URL's: another coordinator "
             f"runs there now, or somebody is in between; {ASK}"
         )

@@ -1,7 +1,7 @@
 """The daemon's local control socket, in its state directory: one request line, one JSON answer.
 
 A request is a word, as `status` and `leave`, or a JSON list of a word and its arguments, as `["limits",
-"upload=20"]`.
+"upload=20"]`. A no is answered with the sentence and the exit code of the error behind it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.comm.errors import AtollError, Refused, ResourceError, Unreachable
+from atoll.comm.errors import AtollError, ResourceError, Unreachable, error_told
 from atoll.comm.readiness import say_ready
 from atoll.comm.xdg import default_state_dir
 
@@ -47,7 +47,7 @@ async def serve(
                 try:
                     said |= others[verb](arguments)
                 except AtollError as error:
-                    said = {"ok": False, "error": str(error)}
+                    said = {"ok": False, "error": str(error), "exit_code": error.exit_code}
             else:
                 said = {"ok": False, "error": f"this node knows no request {verb!r}"}
             writer.write(json.dumps(said).encode() + b"\n")
@@ -112,7 +112,8 @@ def command(verb: str, state_dir: Path) -> str:
 
 def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
     """Send one request to the running daemon, and return its answer. Raises `Unreachable` if there is none,
-    `Refused` with what it says if it does not do what is asked."""
+    the error that it says if it does not do what is asked: for a value that cannot be `ConfigError`, as a command
+    that finds it itself."""
     request = json.dumps([verb, *arguments]) if arguments else verb
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(TIMEOUT)
@@ -133,7 +134,7 @@ def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
                 f"the node in {state_dir} gives no answer ({why}): try again; if it stays so, its log may say why"
             ) from None
     if not said.pop("ok"):
-        raise Refused(str(said.get("error", "")))
+        raise error_told(said.get("exit_code"), str(said.get("error", "")))
     return said
 
 

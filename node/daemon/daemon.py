@@ -554,6 +554,7 @@ class Daemon:
             "recovery_trouble": outer_loop.stranded if outer_loop is not None else "",
             "phase_seconds": self._phases.seconds(time.monotonic()),
             "coordinator_away_s": self._member.control.away,
+            "coordinator_search": self._member.search.words,
             "penalty": self._member.penalty,
             "run_phase": view.phase if view is not None else "",
             "run_reason": view.reason if view is not None else "",

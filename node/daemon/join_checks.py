@@ -60,7 +60,9 @@ async def ask_around(member: CoordinatorSession, rates: bool = True) -> Unreache
     exchange will take. Returns that it cannot be dialled, where no other way was found either."""
     unreached = None
     try:
-        async with CheckupClient.opened(member.invite, member.control.session, member.options.role) as client:
+        async with CheckupClient.opened(
+            member.control.invite, member.control.session, member.options.role
+        ) as client:
             if not member.options.leaf:
                 reach = await reach_check(client, member.address, member.plane.pin)
                 unreached = reach if isinstance(reach, Unreached) else None

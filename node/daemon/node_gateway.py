@@ -1,6 +1,8 @@
 """The gateway beside a node, if it takes one: how others reach the node that cannot dial it, and it them.
 
 a URL that names gateways    it is started before the join, finds the coordinator, and others reach the node by it
+a coordinator that is away   in a run that has gateways: it is started for as long as the coordinator is looked for
+                             elsewhere, and stays where that is reached by gateways alone
 a dial-back that failed      in a run that has gateways: it is started, and the node joins again under its name
 relay=true                   it is started at a port, and passes on what others send each other
 a peer behind a gateway      it is started when the first one is to be dialled
@@ -10,17 +12,19 @@ else                         there is none, and nothing of hivemind's is needed
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from ipaddress import ip_address
 
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
+from atoll.comm.gateway_note import gateways_among
 from atoll.comm.invite import Invite, split_host_port
 from atoll.comm.peer_names import is_peer_host
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.state_dir import JoinOptions
-from atoll.node.gateway.client import GatewayProcess, RelayOffer
-from atoll.node.state_files import RELAY_PORT
+from atoll.node.daemon.whereabouts import Whereabouts
+from atoll.node.gateway.client import GatewayProcess, RelayOffer, missing_gateway
+from atoll.node.state_files import RELAY_PORT, WHEREABOUTS
 
 log = logging.getLogger("atoll.node")
 PLACE_SECONDS = 60.0  # for a gateway to start, and for a relay to have a place for it
@@ -30,10 +34,12 @@ class NodeGateway:
     """What one node has of gateways: those of the run, as it was told them, and the process beside it."""
 
     def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions, opened: AsyncExitStack) -> None:
-        """`opened` ends the process."""
-        self._invite, self._config, self._options, self._opened = invite, config, options, opened
+        """`invite`: as the join URL says it; `opened` ends the process, and is this one's alone."""
+        self.invite, self._config, self._options, self._opened = invite, config, options, opened
+        self.whereabouts = Whereabouts(options.state_dir / WHEREABOUTS, invite)
         self._starting = asyncio.Lock()
         self._process: GatewayProcess | None = None
+        self._stays = False  # the process does: it is there not only to look for the coordinator
         self._run_gateways: tuple[str, ...] = ()
         self.known = asyncio.Event()  # the run has some
         self.relay = ""  # multiaddr at which this node relays; empty: it does not
@@ -41,12 +47,21 @@ class NodeGateway:
     @property
     def run_gateways(self) -> tuple[str, ...]:
         """The gateways of the run that are known here, by their multiaddrs."""
-        return self._run_gateways or self._invite.rendezvous
+        return self._run_gateways or self.invite.rendezvous or self.whereabouts.gateways
+
+    @property
+    def lacks_for_search(self) -> str:
+        """Why this node does not find a coordinator again that has moved, and what would help; empty: it does."""
+        if not self.invite.pin:
+            return "its run has no certificate by which it would be known there; join by a new URL"
+        if not self.run_gateways:
+            return "its run has told of no gateway that knows where that is; join by a new URL, best one with dht"
+        return missing_gateway()
 
     @property
     def found(self) -> str | None:
         """The address in the coordinator's record; empty: it cannot be dialled; None: it was not looked for."""
-        return self._process.found if self._process is not None and self._invite.rendezvous else None
+        return self._process.found if self._process is not None and self.invite.rendezvous else None
 
     @property
     def relayed(self) -> int:
@@ -56,15 +71,32 @@ class NodeGateway:
     async def lead_to_coordinator(self) -> Invite:
         """The invite with an address that leads to the coordinator: it, or, where it names gateways, a port of
         this machine. Raises `MissingPackage`, `Unreachable`."""
-        if not self._invite.rendezvous:
-            return self._invite
-        process = await self._start(self._offer(self._options.advertise), leads=True)
-        return await process.lead_to_coordinator(self._invite, self._options.patience)
+        if not self.invite.rendezvous:
+            return self.invite
+        process = await self._start(self._offer(self._options.advertise))
+        return await process.lead_to_coordinator(self.invite, self._options.patience)
+
+    @asynccontextmanager
+    async def for_search(self) -> AsyncIterator[GatewayProcess]:
+        """The process, as long as the context lasts: to look for the coordinator where an address named it."""
+        async with self._starting:
+            process = await self._open()
+        try:
+            yield process
+        finally:
+            async with self._starting:
+                if not self._stays:
+                    await self._end()
+
+    def stay(self) -> None:
+        """Keep the process from now on, after the search as well."""
+        self._stays = True
 
     def learn(self, multiaddrs: Sequence[str]) -> None:
         """Take in which gateways the run has now, as its coordinator says."""
-        if multiaddrs:  # one that has begun again does not know them yet
-            self._run_gateways = tuple(multiaddrs)
+        if gateways := gateways_among(multiaddrs):  # one that has begun again does not know them yet
+            self._run_gateways = gateways
+            self.whereabouts.learn(gateways)
             self.known.set()
             if self._process is not None:
                 self._process.use(self._run_gateways)
@@ -109,13 +141,23 @@ class NodeGateway:
         if self._process is not None and self.relay:
             self._process.relay_within(streams, rate)
 
-    async def _start(self, offer: RelayOffer | None = None, leads: bool = False) -> GatewayProcess:
-        """The process, started now if there was none."""
+    async def _start(self, offer: RelayOffer | None = None) -> GatewayProcess:
+        """The process, for good, started now if there was none."""
         async with self._starting:
-            if self._process is None:
-                opening = GatewayProcess.opened(self._options.state_dir, self.run_gateways, offer, leads)
-                self._process = await self._opened.enter_async_context(opening)
+            if offer is not None and not self._stays:
+                await self._end()  # one that is there for a search relays nothing
+            self._stays = True
+            return await self._open(offer)
+
+    async def _open(self, offer: RelayOffer | None = None) -> GatewayProcess:
+        if self._process is None:
+            opening = GatewayProcess.opened(self._options.state_dir, self.run_gateways, offer)
+            self._process = await self._opened.enter_async_context(opening)
         return self._process
+
+    async def _end(self) -> None:
+        self._process = None
+        await self._opened.aclose()
 
     def _offer(self, address: str) -> RelayOffer | None:
         """Where this node relays, if it is to and others dial it at an IP address."""

@@ -280,6 +280,8 @@ class Reducer:
             "reason": self._manners.words,
             "phase": self._phase,
             "round": self._reduction.round if self._reduction is not None else 0,
+            "coordinator_away_s": self._member.control.away,
+            "coordinator_search": self._member.search.words,
             "penalty": self._member.penalty,
             "rounds_reduced": self._reduced,
             "bytes_up": self._member.plane.bytes_up,

@@ -33,6 +33,7 @@ from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentit
 from atoll.node.control.outbox import SessionLost
 from atoll.node.control.reports import Reports
 from atoll.node.control.round_account import Accountant
+from atoll.node.daemon.coordinator_search import CoordinatorSearch
 from atoll.node.daemon.node_gateway import NodeGateway
 from atoll.node.daemon.relay_share import RelayShare
 from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session
@@ -57,7 +58,7 @@ class CoordinatorSession:
         key: PrivateKey,
         gateway: NodeGateway,
     ) -> None:
-        """`key`: the node's, for its life. `invite`: with the address that leads to the coordinator."""
+        """`key`: the node's, for its life. `invite`: with the address that led to the coordinator at first."""
         self.invite, self.key, self.signer = invite, key, InputSigner(key)
         self.config, self.options, self.plane, self.gateway = config, options, plane, gateway
         self._session_file = options.state_dir / SESSION
@@ -66,6 +67,7 @@ class CoordinatorSession:
         self._joined = False
         self.private_addresses = False  # what the run names may be in private networks
         self.control = ControlClient(invite)
+        self.search = CoordinatorSearch(self.control, gateway)
         # Chosen here, and remembered before the join: if its answer is lost, the next try is the same node's.
         self.control.session = load_session(self._session_file, invite) or secrets.token_hex(16)
         self.reports = Reports(self.control)
@@ -95,7 +97,8 @@ class CoordinatorSession:
             plane.reach = gateway.reach
             member = cls(invite, config, options, plane, key, gateway)
             try:
-                yield member
+                async with member.search.under_way():
+                    yield member
             except Exception as error:
                 await member.leave(str(atoll_error(error) or "it failed"))
                 raise

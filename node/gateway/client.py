@@ -62,7 +62,7 @@ def missing_gateway() -> str:
 class GatewayProcess:
     """The gateway beside a node. `opened`, then asked at any time."""
 
-    def __init__(self, state_dir: Path, gateways: Sequence[str], offer: RelayOffer | None, leads: bool) -> None:
+    def __init__(self, state_dir: Path, gateways: Sequence[str], offer: RelayOffer | None) -> None:
         self._state_dir, self._gateways, self._offer = state_dir / FOLDER, tuple(gateways), offer
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Reply]] = {}
@@ -70,7 +70,7 @@ class GatewayProcess:
         self._up = asyncio.Event()
         # The port that leads to the coordinator is this process's, for its life: nobody else gets it while there
         # is no gateway, and who connects meanwhile waits.
-        self._entrance = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) if leads else None
+        self._entrance = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         self._lasting = dict[type[Ask], Ask]()  # what the next process has to be told as well
         self._relayed_before = self._relayed_now = 0  # bytes, by the processes that ended and by this one
         self.found = ""  # the address in the coordinator's record; empty: it cannot be dialled
@@ -80,20 +80,19 @@ class GatewayProcess:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, state_dir: Path, gateways: Sequence[str], offer: RelayOffer | None = None, leads: bool = False
+        cls, state_dir: Path, gateways: Sequence[str], offer: RelayOffer | None = None
     ) -> AsyncIterator[Self]:
         """The process lives while the context lasts; it begins with these gateways' multiaddrs. `offer`: where it
-        relays for others; `leads`: it will `lead_to_coordinator`. Raises `MissingPackage`."""
+        relays for others. Raises `MissingPackage`."""
         demand("a gateway", "hivemind")
-        made = cls(state_dir, gateways, offer, leads)
+        made = cls(state_dir, gateways, offer)
         keeping = asyncio.create_task(made._keep_alive())
         try:
             yield made
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-            if made._entrance is not None:
-                made._entrance.close()
+            made._entrance.close()
 
     @property
     def relayed(self) -> int:
@@ -101,14 +100,13 @@ class GatewayProcess:
         return self._relayed_before + self._relayed_now
 
     async def lead_to_coordinator(self, invite: Invite, patience: float) -> Invite:
-        """The invite with an address of this machine that leads to the coordinator, wherever that moves. Raises
-        `Unreachable` where none was found for `patience` seconds."""
-        assert self._entrance is not None
+        """The invite with an address of this machine that leads to the coordinator, wherever that moves; `found`
+        is then the one in its record. Raises `Unreachable` where no record was found for `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
                 self.found = (await self._ask(ReachCoordinator(invite.run, invite.pin), lasting=True)).found
         except TimeoutError:
-            places = ", ".join(invite.rendezvous)
+            places = ", ".join(self._gateways)
             raise Unreachable(
                 f"no coordinator of run {invite.run} was found through {places} for "
                 f"{patience:g} s: is a gateway running there, and one beside the coordinator?"
@@ -194,12 +192,12 @@ class GatewayProcess:
 
     async def _live(self) -> int:
         ours, theirs = socket.socketpair()
-        wire, entrance = theirs.fileno(), self._entrance.fileno() if self._entrance is not None else None
+        wire, entrance = theirs.fileno(), self._entrance.fileno()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *gateway_words(self._state_dir, wire, self._gateways, entrance, self._offer),
+                *gateway_words(self._state_dir, wire, entrance, self._gateways, self._offer),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[wire] if entrance is None else [wire, entrance],
+                pass_fds=[wire, entrance],
                 start_new_session=True,  # Ctrl-C is for the daemon, whose good-bye goes by the gateway
             )
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
@@ -233,18 +231,16 @@ class GatewayProcess:
 def gateway_words(
     state_dir: Path,
     wire: int,
+    entrance: int,
     gateways: Sequence[str] = (),
-    entrance: int | None = None,
     offer: RelayOffer | None = None,
 ) -> list[str]:
     """The command line of the gateway beside a node. `wire`: the descriptor of its socket to this process;
     `entrance`: of the port that leads to the coordinator. Where the node logs to a file, the gateway has one of
     its own."""
     words = [sys.executable, "-P", "-m", "atoll.comm.cli", "gateway"]
-    words += [f"--state-dir={state_dir}", f"--wire={wire}"]
+    words += [f"--state-dir={state_dir}", f"--wire={wire}", f"--entrance={entrance}"]
     words += [f"--peer={multiaddr}" for multiaddr in gateways]
-    if entrance is not None:
-        words.append(f"--entrance={entrance}")
     if offer is not None:
         everywhere = "::" if ":" in offer.host else "0.0.0.0"
         words += [

@@ -14,7 +14,7 @@ import msgspec
 
 from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
-from atoll.comm.gateway_note import MAX_GATEWAYS, GatewayNote, read_note, write_gateways
+from atoll.comm.gateway_note import GatewayNote, gateways_among, read_note, write_gateways
 from atoll.comm.ids import Pin, is_pin
 from atoll.comm.peer_names import SUFFIX, host_and_port, peer_of_host, peer_of_multiaddr
 from atoll.node.gateway.finding import LOOK_SECONDS, CoordinatorFinder, Publisher, published_certificate
@@ -69,6 +69,7 @@ class Gateway:
         self._options = options
         self._ports = LocalPorts()
         self._finder: CoordinatorFinder | None = None  # of the one run that the daemon joins
+        self._leads = False  # to that run's coordinator
         self._peers = tuple(dict.fromkeys((*options.peers, *_known(options.state_dir))))
         where = SwarmOptions(options.state_dir / "identity", options.listen, options.announce, self._peers)
         self._relaying = Relaying(self._open, map(peer_of_multiaddr, self._peers), options.limits)
@@ -216,7 +217,7 @@ class Gateway:
 
     def _use(self, multiaddrs: Sequence[str]) -> None:
         """Be reached, and reach others, through these gateways beside those that were named at the start."""
-        told = [multiaddr for multiaddr in multiaddrs[:MAX_GATEWAYS] if _is_gateway(multiaddr)]
+        told = gateways_among(multiaddrs)
         peers = tuple(dict.fromkeys((*self._options.peers, *told)))
         self._swarm.know(told)
         _write(self._options.state_dir / KNOWN_FILE, told)  # one that starts again finds them there
@@ -231,33 +232,26 @@ class Gateway:
             raise Refused("the pin is none, or nothing was opened to lead there")
         if self._finder is None:
             file = self._options.state_dir / f"coordinator-{pin}"
-            finder = CoordinatorFinder(run, Pin(pin), file, self._swarm, self._relaying.reach)
-            while True:
-                await finder.look()
-                if finder.record is not None:
-                    break
-                await asyncio.sleep(FIND_SECONDS)
+            self._finder = CoordinatorFinder(run, Pin(pin), file, self._swarm, self._relaying.reach)
+        finder = self._finder
+        await finder.look()
+        while finder.record is None:
+            await asyncio.sleep(FIND_SECONDS)
+            await finder.look()
+        if not self._leads:
+            self._leads = True
             sock = socket.socket(fileno=os.dup(self._options.entrance))
             sock.setblocking(False)
             await self._ports.address(f"the coordinator of {run}", finder.connect, sock)
-            self._finder = finder
-        record = self._finder.record
-        return Reply(number, found=record.address if record is not None else "")
+        return Reply(number, found=finder.record.address)
 
 
-def _known(state_dir: Path) -> list[str]:
+def _known(state_dir: Path) -> tuple[str, ...]:
     """The gateways that the run told of before this start."""
     try:
-        return [line for line in (state_dir / KNOWN_FILE).read_text().split() if _is_gateway(line)][:MAX_GATEWAYS]
+        return gateways_among((state_dir / KNOWN_FILE).read_text().split())
     except (OSError, ValueError):
-        return []
-
-
-def _is_gateway(multiaddr: str) -> bool:
-    try:
-        return bool(peer_of_multiaddr(multiaddr))
-    except ValueError:
-        return False
+        return ()
 
 
 def _write(path: Path, multiaddrs: Sequence[str]) -> None:

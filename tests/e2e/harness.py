@@ -8,7 +8,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Run:
         self.coordinator: subprocess.Popen[str]
         self.page = ""
         self._start: tuple[str, ...] = ()
-        self._ports = ("--listen", f"{host}:0", "--http", "127.0.0.1:0")
+        self._ports: tuple[str, ...] = ("--listen", f"{host}:0", "--http", "127.0.0.1:0")
 
     def spawn(self, log: str, command: list[str], faults: str = "") -> subprocess.Popen[str]:
         environment = os.environ | ({"ATOLL_FAULTS": faults} if faults else {})
@@ -197,6 +198,20 @@ class Run:
         finally:  # what does not end is a fault, but no reason to disturb the tests that follow
             for process in self.processes:
                 process.kill()
+
+
+def no_sample_twice(records: Iterable[dict[str, Any]]) -> None:
+    """Each sample was in one round at most, and as many were as the tokens say. What was in a round whose state is
+    lost stays consumed."""
+    taken, sizes = list[tuple[int, int]](), set[float]()
+    for record in records:
+        for node, ranges in record["samples"].items():
+            taken += [(first, first + count) for first, count in ranges]
+            sizes.add(record["contributors"][node] / sum(count for _, count in ranges))
+    assert taken and len(sizes) == 1, sizes
+    taken.sort()
+    twice = [(a, b) for a, b in pairwise(taken) if a[1] > b[0]]
+    assert not twice, "samples that counted in two rounds"
 
 
 def flip(run: Run, node: str, vector: str, bit: int, seed: int) -> None:

@@ -2,15 +2,25 @@
 command line."""
 
 import json
+import os
+import random
 import re
 import signal
 import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
-from e2e.harness import ATOLL, Run, until
+from e2e.harness import ATOLL, Run, no_sample_twice, until
+
+from atoll.node.daemon import control_socket
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
+NOTING = Path(__file__).with_name("noting_trainer.py")
 
 
 def tell(run: Run, name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -59,11 +69,64 @@ def test_a_paused_node_contributes_what_it_has_is_not_waited_for_and_leaves_afte
     records = run.rounds()
     assert [r["round"] for r in records if two in r["contributors"]][-1] == last_order(run, "two")
     run.whole(len(records))
-    for node in {node for record in records for node in record["samples"]}:
-        trained = [
-            s for r in records for first, count in r["samples"].get(node, ()) for s in range(first, first + count)
-        ]
-        assert len(trained) == len(set(trained)), "a sample is committed twice"
+    no_sample_twice(records)
+
+
+PAUSES = 100
+SEED = int(os.environ.get("ATOLL_CHAOS_SEED", "0"))
+
+
+def test_pauses_and_resumes_at_any_moment_lose_no_step_and_no_node_gets_another_state(run: Run) -> None:
+    rng, names = random.Random(SEED), ("one", "two")
+    run.start("members.minimum=1")
+    url = run.invite(2)
+    for name in names:
+        run.join(url, name, script=(sys.executable, "-P", str(NOTING), str(run.folder / f"{name}.steps")))
+    until("a commit of both", lambda: run.committed() >= 1 and run.contributors() == 2)
+    moments = [run.commit_after(run.committed()) for _ in range(4)]
+    usual = median(b - a for a, b in pairwise(moments))
+    pausing, pauses = set[str](), 0
+    while pauses < PAUSES or pausing:
+        time.sleep(rng.choice([0.02, rng.uniform(0, usual), rng.uniform(0, 2 * usual)]))
+        name = rng.choice(names if pauses < PAUSES else sorted(pausing))
+        if name in pausing:
+            control_socket.ask(run.folder / name, "resume")
+            pausing.remove(name)
+        else:
+            control_socket.ask(run.folder / name, "pause")
+            pausing.add(name)
+            pauses += 1
+    at = run.committed()
+    until("commits of both again", lambda: run.committed() >= at + 2 and run.contributors() == 2)
+    ids = {run.member(name)["node_id"]: name for name in names}
+    for name in names:
+        assert tell(run, name, "finish").returncode == 0
+        assert run.nodes[name].wait(60) == 0, run.log(name)
+
+    records = run.rounds()
+    print(f"{PAUSES} pauses over {len(records)} rounds of {usual:.2f} s")
+    run.whole(len(records))
+    of_both = [record for record in records if record["round"] <= at]
+    assert all(
+        record["digests_equal"] and record["contributors"].keys() <= record["digests"].keys() for record in of_both
+    )
+    compared = [record["round"] for record in of_both if record["digests"].keys() == ids.keys()]
+    assert len(compared) > at / 2, "who is paused may follow after the next commit: then that one's are compared"
+    assert "differs from the run's" not in run.log("c"), "nobody was brought back to the other's state"
+    no_sample_twice(records)
+    steps = {name: steps_of(run.folder / f"{name}.steps") for name in names}
+    trained = [sample for name in names for sample in steps[name]]
+    assert len(trained) == len(set(trained)), "a sample was trained on twice"
+    for node, name in ids.items():
+        ranges = [part for record in records for part in record["samples"].get(node, ())]
+        counted = [sample for first, count in ranges for sample in range(first, first + count)]
+        assert sorted(counted) == sorted(steps[name]), "what it trained on is what counted"
+    assert run.offences("one") == run.offences("two") == []
+
+
+def steps_of(file: Path) -> list[int]:
+    """The samples of the steps that a trainer has noted."""
+    return [int(sample) for line in file.read_text().splitlines() for sample in line.split()[1:]]
 
 
 def test_a_node_that_is_told_to_end_has_what_it_trained_committed_first(run: Run) -> None:
@@ -88,7 +151,7 @@ def test_limits_are_told_to_a_running_node_and_kept_for_its_next_life(run: Run) 
     for wrong in ("hours=7", "colour=red", "gpu_duty=0", "upload=fast"):
         refused = tell(run, "one", "limits", wrong)
         assert (
-            refused.returncode != 0 and "Traceback" not in refused.stderr and wrong.split("=")[0] in refused.stderr
+            refused.returncode == 2 and "Traceback" not in refused.stderr and wrong.split("=")[0] in refused.stderr
         )
     assert tell(run, "one", "limits", "upload=20", "gpu_duty=0.5", "hours=00:00-24:00").returncode == 0
     limits = status(run, "one")["limits"]
@@ -176,7 +239,7 @@ def test_a_reducer_obeys_its_owner_and_refuses_what_it_cannot(run: Run) -> None:
     run.join(url, "r", "--role", "reducer", "upload=40")
     until("commits", lambda: run.committed() >= 2)
     wrong = tell(run, "r", "limits", "threads=2")
-    assert wrong.returncode != 0 and "threads is a limit on a trainer" in wrong.stderr
+    assert wrong.returncode == 2 and "threads is a limit on a trainer" in wrong.stderr
     assert tell(run, "r", "limits", "upload=20").returncode == 0 and status(run, "r")["limits"]["upload"] == 20.0
 
     def stands() -> None:
@@ -230,7 +293,7 @@ def test_a_limit_on_memory_is_refused_where_the_model_does_not_fit_and_else_kept
     run.join(url, "one", "device=cpu", "micro_batch=32", "memory=8", faults="")
     until("a commit", lambda: run.committed() >= 1, 180.0)
     wrong = tell(run, "one", "limits", "memory=0.3")
-    assert wrong.returncode != 0 and "needs about" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert wrong.returncode == 3 and "needs about" in wrong.stderr and "Traceback" not in wrong.stderr
     assert status(run, "one")["limits"]["memory"] == 8.0
     used = until("a look", lambda: status(run, "one")["memory_bytes"])
     print(f"the node takes {used / 1e6:.0f} MB")

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from e2e.harness import Run, until
+from e2e.harness import Run, no_sample_twice, until
 from safetensors.numpy import load_file
 
 from atoll.node.export.model_files import TensorNaming
@@ -72,23 +72,9 @@ def check(run: Run, before: dict[int, dict[str, Any]], known: int, cuts: int) ->
     assert not lost, "an older round was lost"
     assert sum(r["void"] for r in records.values()) <= cuts, "more than one round for a cut"
     assert run.log("c").count("initialised the model") == 1, "it began anew"
-    no_sample_twice({**records, **{k: r for k, r in before.items() if records[k]["void"]}})
+    no_sample_twice({**records, **{k: r for k, r in before.items() if records[k]["void"]}}.values())
     losses = [r["val_loss"] for r in records.values() if r["val_loss"] is not None]
     assert losses[-1] < losses[0] + 0.1, losses
-
-
-def no_sample_twice(records: dict[int, dict[str, Any]]) -> None:
-    """Each sample was in one round at most, and as many were as the tokens say. What was in a round whose state is
-    lost stays consumed."""
-    taken, sizes = list[tuple[int, int]](), set[float]()
-    for record in records.values():
-        for node, ranges in record["samples"].items():
-            taken += [(first, first + count) for first, count in ranges]
-            sizes.add(record["contributors"][node] / sum(count for _, count in ranges))
-    assert taken and len(sizes) == 1, sizes
-    taken.sort()
-    twice = [(a, b) for a, b in pairwise(taken) if a[1] > b[0]]
-    assert not twice, "samples that counted in two rounds"
 
 
 @pytest.mark.long

@@ -79,6 +79,15 @@ def test_a_fleet_in_which_nobody_can_be_dialled_needs_no_public_reducer(
         seconds = timed("rounds of all", lambda: of_all(run, 3) >= 5, 240)
         tell(f"5 rounds of three nodes, none of which can be dialled: {seconds:.1f} s")
         assert any("through a hole" in run.log(name) for name in "abd")  # and not by the relay
+
+        kill(run.coordinator)  # no URL of theirs says where it is now, and no node has to be started again
+        before = of_all(run, 3)
+        serve(run, net.publics[-1])
+        seconds = timed("a round after the coordinator moved", lambda: of_all(run, 3) > before, 2 * BACK)
+        tell(f"a round of all, after the coordinator had moved to another address: {seconds:.1f} s")
+        assert all(
+            f"is at {net.publics[-1].address}:4700: this node goes on there" in run.log(name) for name in "abd"
+        )
         assert all(record.digests_equal or record.void for record in records(run))
 
 

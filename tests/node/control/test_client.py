@@ -13,6 +13,7 @@ from atoll.comm.errors import Refused
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.node.control import client as control_client
 from atoll.node.control import freshness
 from atoll.node.control.client import ControlClient, NodeIdentity
 from atoll.node.control.outbox import SessionLost
@@ -61,19 +62,28 @@ def run(body: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def joined() -> AsyncIterator[tuple[Coordinator, ControlClient]]:
-    """A client that has joined a coordinator."""
+async def serving() -> AsyncIterator[tuple[Coordinator, str]]:
+    """A coordinator, and its address."""
     server, coordinator = grpc.aio.server(), Coordinator()
     rpc.add_CoordinatorServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    client = ControlClient(Invite(f"127.0.0.1:{port}", "reef", "token"))
     try:
-        await client.join(NodeIdentity("ada", ":7"), 10.0)
-        yield coordinator, client
+        yield coordinator, f"127.0.0.1:{port}"
     finally:
-        await client.close()
         await server.stop(None)
+
+
+@asynccontextmanager
+async def joined() -> AsyncIterator[tuple[Coordinator, ControlClient]]:
+    """A client that has joined a coordinator."""
+    async with serving() as (coordinator, address):
+        client = ControlClient(Invite(address, "reef", "token"))
+        try:
+            await client.join(NodeIdentity("ada", ":7"), 10.0)
+            yield coordinator, client
+        finally:
+            await client.close()
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -177,5 +187,39 @@ def test_a_stream_that_fell_behind_is_opened_again(monkeypatch: pytest.MonkeyPat
                 await client.heartbeat(pb.HeartbeatRequest())
             assert seen == [1, 2] and coordinator.streams == 2
             watching.cancel()
+
+    run(body())
+
+
+def test_a_client_that_moves_goes_on_with_its_session_and_says_again_what_was_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_client, "CALL_SECONDS", 0.5)
+
+    async def body() -> None:
+        async with joined() as (before, client), serving() as (after, address):
+            seen = list[int]()
+
+            async def watch() -> None:
+                async for view in client.watch():
+                    seen.append(view.version)
+
+            after.streams = 10
+            tasks = [asyncio.create_task(work) for work in (watch(), client.send_reports())]
+            before.answering.clear()
+            client.report(state(1))
+            await until(lambda: seen == [1] and len(before.reports) == 1)
+            beating = asyncio.create_task(client.heartbeat(pb.HeartbeatRequest()))
+            await client.move(address)
+            client.report(state(2))
+            await until(lambda: seen == [1, 11] and len(after.reports) == 2)
+            said = [(r.session, r.state_reported.round) for r in after.reports]
+            assert said == [("secret.1", 1), ("secret.1", 2)] and client.invite.address == address
+            await beating
+            await client.move(address)
+            assert await client.heartbeat(pb.HeartbeatRequest())
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
 
     run(body())

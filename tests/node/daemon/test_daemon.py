@@ -66,7 +66,13 @@ def test_the_figures_of_the_trainer_are_in_the_heartbeat_and_in_the_status(tmp_p
         plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=peers)
         control = SimpleNamespace(heartbeat=beats.put, away=0.0)
         member = SimpleNamespace(
-            plane=plane, control=control, reports=SimpleNamespace(), me="n1", penalty="", accountant=accountant()
+            plane=plane,
+            control=control,
+            reports=SimpleNamespace(),
+            me="n1",
+            penalty="",
+            search=SimpleNamespace(words=""),
+            accountant=accountant(),
         )
         daemon._member, daemon._heartbeat = cast(Any, member), 60.0
         daemon._state = State(trainer=Training(4, ((0, 8),), True))
@@ -100,7 +106,12 @@ def test_an_unknown_utilisation_is_none_in_the_status(tmp_path: Path) -> None:
     daemon._member = cast(
         Any,
         SimpleNamespace(
-            plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="", accountant=accountant()
+            plane=plane,
+            control=SimpleNamespace(away=0.0),
+            me="n1",
+            penalty="",
+            search=SimpleNamespace(words=""),
+            accountant=accountant(),
         ),
     )
     daemon._on_trainer(Progress(4, 7, 2.5, 100.0))
@@ -115,7 +126,12 @@ def test_what_a_trainer_prepares_is_shown_until_it_takes_orders(
     daemon._member = cast(
         Any,
         SimpleNamespace(
-            plane=plane, control=SimpleNamespace(away=0.0), me="n1", penalty="", accountant=accountant()
+            plane=plane,
+            control=SimpleNamespace(away=0.0),
+            me="n1",
+            penalty="",
+            search=SimpleNamespace(words=""),
+            accountant=accountant(),
         ),
     )
     monkeypatch.setattr(daemon, "_attach", lambda hello: None)

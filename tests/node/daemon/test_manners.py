@@ -189,10 +189,15 @@ def test_a_node_that_ends_pauses_for_that(tmp_path: Path) -> None:
     assert told.events == [PauseChanged(True)] and told.manners.reason is PauseReason.LEAVING
 
 
-def test_requests_with_arguments_are_answered_and_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_requests_with_arguments_are_answered_and_refused_with_the_error_that_the_node_found(
+    tmp_path: Path,
+) -> None:
     def echo(arguments: Sequence[str]) -> dict[str, Any]:
-        if not arguments:
-            raise ConfigError("say something")
+        match arguments:
+            case []:
+                raise ConfigError("say something")
+            case ["memory"]:
+                raise ResourceError("it has no room")
         return {"said": list(arguments)}
 
     async def story() -> None:
@@ -202,8 +207,13 @@ def test_requests_with_arguments_are_answered_and_refused_with_a_sentence(tmp_pa
         async with control_socket.serve(tmp_path, lambda: {"phase": "inner"}, lambda: None, {"echo": echo}):
             assert await asyncio.to_thread(ask, "echo", "a b", 'c"d') == {"said": ["a b", 'c"d']}
             assert await asyncio.to_thread(ask, "status") == {"phase": "inner"}
-            for words, says in ((("echo",), "say something"), (("dance", "now"), "dance")):
-                with pytest.raises(Refused, match=says):
+            for words, error, says in (
+                (("echo",), ConfigError, "say something"),
+                (("echo", "memory"), ResourceError, "it has no room"),
+                (("dance", "now"), Refused, "dance"),
+            ):
+                with pytest.raises(error, match=says) as said:
                     await asyncio.to_thread(ask, *words)
+                assert type(said.value) is error, "and with its exit code"
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -20,9 +20,12 @@ SAID = {"name": "ada", "phase": "waiting", "round": 2, "disk_round": -1, "recove
 def test_it_tells_that_the_coordinator_is_away_and_nothing_that_is_not_known(
     away: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_socket, "ask", lambda folder, what: SAID | {"coordinator_away_s": away})
+    search = "should it have moved, it is looked for" if away else ""
+    said = SAID | {"coordinator_away_s": away, "coordinator_search": search}
+    monkeypatch.setattr(control_socket, "ask", lambda folder, what: said)
     shown = CliRunner().invoke(cli.node, ["status"], catch_exceptions=False).output
     assert ("the coordinator has not answered for 34 s" in shown) == (away > 0)
+    assert ("coordinator search  should it have moved" in shown) == ("coordinator search" in shown) == (away > 0)
     assert "state of round  2" in shown and "1.50" in shown and "-1" not in shown and "trouble" not in shown
 
 

@@ -15,9 +15,9 @@ COMMAND = [sys.executable, "-P", "-m", "atoll.comm.cli", "gateway"]
 
 def test_it_logs_as_its_node_does_and_where_that_has_a_file_to_another_one(tmp_path: Path) -> None:
     log.about(run="deep", node="n07")
-    words = gateway_words(Path("/s/gateway"), 7, [GATEWAY], 8, RelayOffer("203.0.113.9", 4711))
+    words = gateway_words(Path("/s/gateway"), 7, 8, [GATEWAY], RelayOffer("203.0.113.9", 4711))
     own = ["--listen=/ip4/0.0.0.0/tcp/4711", "--announce=/ip4/203.0.113.9/tcp/4711", "--relay"]
-    assert words[5:-1] == ["--state-dir=/s/gateway", "--wire=7", f"--peer={GATEWAY}", "--entrance=8", *own]
+    assert words[5:-1] == ["--state-dir=/s/gateway", "--wire=7", "--entrance=8", f"--peer={GATEWAY}", *own]
     how = msgspec.json.decode(words[-1].removeprefix("--log-setup="), type=log.LogSetup)
     assert how == log.LogSetup("gateway", run="deep", node="n07")
     (tmp_path / "file").touch()
