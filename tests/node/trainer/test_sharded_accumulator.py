@@ -174,7 +174,8 @@ def test_ranks_that_run_out_of_memory_while_they_measure_begin_again_with_half(t
 
 def ended_alone(ranks: RankGroup, folder: Path) -> None:
     """Of a torch that cannot reset what FSDP2 keeps of a step that broke off."""
-    del FSDPModule.reset_iter_state
+    if hasattr(FSDPModule, "reset_iter_state"):
+        del FSDPModule.reset_iter_state
     made = sharded(ranks, folder, 1200, bf16=True)
     assert "1200 sequences a step in micro-batches of" in made.choose()
     made._take(StepPlan(8))
