@@ -139,7 +139,7 @@ DOORS: dict[str, str] = {
     "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
     "run_manifest saved_run snapshots uploader",
     "node.recovery": "recovery",
-    "node.participant": "batches daemon_link flat_vector participant rank_group step_outcome",
+    "node.participant": "batches daemon_link flat_vector idle_memory participant rank_group step_outcome",
     "node.trainer": "optimizer process unfinished_step writing",
     "node.daemon": "control_socket daemon join_checks reducer state_dir worker",
     "node.service": "detach installer join_command systemd uninstall",

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,7 +128,7 @@ async def launched(
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.put_nowait(DaemonEnd(reader, writer))
 
-    async with await asyncio.start_unix_server(accept, path):
+    with closing(await asyncio.start_unix_server(accept, path)):
         launcher = (sys.executable, "-m", "atoll.node.trainer.launcher", "--spec", str(spec))
         process = await asyncio.create_subprocess_exec(*through, *launcher)
         try:

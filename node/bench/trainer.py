@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -328,7 +328,7 @@ async def launched(name: str, run: RunConfig, node: NodeConfig, folder: Path) ->
 
     spec = TrainerSpec(run, node, channel, str(folder / "cache"), command=command_of(name, node), lan=True)
     file.write_bytes(msgspec.json.encode(spec))
-    async with await asyncio.start_unix_server(accept, channel, limit=16 << 20):
+    with closing(await asyncio.start_unix_server(accept, channel, limit=16 << 20)):
         words = (sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(file))
         with log.open("wb") as out:
             # In a session of its own, as torchrun's ranks are: the system may share its cores out by sessions.

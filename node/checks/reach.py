@@ -8,7 +8,7 @@ import asyncio
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,7 +204,7 @@ async def _listener(listening: Listening, encrypted: bool) -> AsyncIterator[tupl
         writer.close()
 
     server = await asyncio.start_server(meet, host or None, port, ssl=context)
-    async with server:
+    with closing(server):
         yield server.sockets[0].getsockname()[1], pin
 
 

@@ -140,7 +140,7 @@ class TrainerSupervisor:
             spec_file = self._state_dir / TRAINER_SPEC
             self._spec.channel = channel
             self._write_spec()
-            async with server:
+            with contextlib.closing(server):
                 while True:
                     await self._recover_from_crash(await self._live_once(spec_file))
 

@@ -21,7 +21,7 @@ from atoll.node.participant.batches import Batch, RunTokens, Share, learned, mov
 from atoll.node.participant.daemon_link import is_out_of_memory
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.step_outcome import bounded_loss
-from atoll.node.trainer.unfinished_step import forget_step
+from atoll.node.trainer.unfinished_step import can_forget, forget_step
 
 T = TypeVar("T")
 MICRO_BATCH_TOKENS = 8192  # of a micro-batch whose size is not given
@@ -94,7 +94,8 @@ class HfSteps:
                 return compute()
             except (MemoryError, RuntimeError) as error:
                 spent = self._size == 1 and not self._may_recompute
-                if spent or self._ranks.size > 1 or not is_out_of_memory(error):
+                goes_on = self._ranks.size == 1 and can_forget(self._model) and not spent
+                if not goes_on or not is_out_of_memory(error):
                     raise
             # Only now: what was computed lives as long as the error's traceback.
             forget_step(self._model, self._device)

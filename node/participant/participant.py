@@ -46,6 +46,7 @@ from atoll.node.participant.duty import Duty, rest
 from atoll.node.participant.figures import RankMemory, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.health import TrainingHealth
+from atoll.node.participant.idle_memory import released_when_idle
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
 from atoll.node.participant.optimizer_step import OptimizerStep
@@ -250,13 +251,17 @@ class Participant:
 
     def _obey(self) -> Iterator[list[int]]:
         self._link.send(self._hello)  # not before: what the script prepares first may take long
-        command = self._link.next_command()
+        command = self._next_command()
         while not isinstance(command, Stop):
-            command = (yield from self._carry_out(command)) or self._link.next_command()
+            command = (yield from self._carry_out(command)) or self._next_command()
         self._watchdog.rest()
         self._checkpoint.end_reading()  # it was told to end
         self._round_checkpoint.end_reading()
         self._over = True
+
+    def _next_command(self) -> ToTrainer:
+        with released_when_idle(self._parameters.device):
+            return self._link.next_command()
 
     def _carry_out(self, command: ToTrainer) -> Turns:
         match command:
@@ -322,7 +327,7 @@ class Participant:
         while True:
             if has_command:
                 self._watchdog.rest()
-                if (command := self._heed(cursor, self._link.next_command())) is not None:
+                if (command := self._heed(cursor, self._next_command())) is not None:
                     return command
             if cursor.takes_state or cursor.is_complete or cursor.is_stalled:
                 self._watchdog.rest()

@@ -3,7 +3,7 @@
 The plan is chosen before training begins (`GradientAccumulator.choose`, by `atoll.node.trainer.micro_batch`).
 Where memory runs out later, a node of one rank takes a smaller one and computes the batch again. Of several ranks
 the others wait for the one that has run out: it keeps the smaller plan in the node's cache and ends, and the
-daemon starts the trainer again.
+daemon starts the trainer again. So does a rank alone whose torch cannot forget the step that broke off.
 """
 
 import time
@@ -41,7 +41,7 @@ from atoll.node.trainer.micro_batch import (
 )
 from atoll.node.trainer.model import blocks_of
 from atoll.node.trainer.stop_signals import on_stop
-from atoll.node.trainer.unfinished_step import forget_step
+from atoll.node.trainer.unfinished_step import can_forget, forget_step
 
 T = TypeVar("T")
 TIMED_PASSES = 3  # of which the fastest counts
@@ -50,7 +50,7 @@ GATHERED_SHARE = 4  # gradients that are not shared out may take one in so many 
 
 
 class MicroBatchTooLarge(Exception):
-    """A rank has run out of memory, and the others with it must start again: a smaller plan is kept for them."""
+    """A rank has run out of memory, and all must start again: a smaller plan is kept for them."""
 
 
 class GradientAccumulator:
@@ -74,6 +74,7 @@ class GradientAccumulator:
         self._levels = levels_of(node.checkpointing, bool(blocks))
         # One rank has nothing to reduce, and FSDP2 keeps no gradients where they cannot be forgotten.
         self._reduce_each = ranks.size == 1 or not _gathered_gradients_fit(model, ranks, device)
+        self._goes_on = ranks.size == 1 and can_forget(model)  # where memory runs out; else it starts again
         self._plan = StepPlan(1, self._levels[0])
         self._compile_seconds = 0.0  # of a search, in passes that compile first
         self.tell: Callable[[str], None] = _nothing  # takes sentences for the daemon's log
@@ -135,7 +136,7 @@ class GradientAccumulator:
         """Go on with `below`, or begin again with it."""
         sentence = f"ran out of memory in {self._plan} ({said})"
         self._store.write(Record(below, sentence))
-        if self._ranks.size > 1:
+        if not self._goes_on:
             raise MicroBatchTooLarge(f"{sentence}: starts again with {below}")
         forget_step(self._model, self._device)
         self._take(below)
@@ -227,7 +228,7 @@ class GradientAccumulator:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if self._ranks.size > 1:  # they wait for this one
+            if not self._goes_on:
                 if (below := smaller(plan, self._levels)) is None:
                     raise
                 self._store.write(Record(below, f"{plan} did not fit into memory"))

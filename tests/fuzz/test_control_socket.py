@@ -1,6 +1,7 @@
 """Whatever is written to a daemon's control socket, it answers the next one."""
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_an_answer_that_is_none_is_said_in_a_sentence(tmp_path: Path, answered: 
         writer.close()
 
     async def body() -> None:
-        async with await asyncio.start_unix_server(answer, str(tmp_path / control_socket.NAME)):
+        with closing(await asyncio.start_unix_server(answer, str(tmp_path / control_socket.NAME))):
             with pytest.raises(Unreachable, match="gives no answer"):
                 await asyncio.to_thread(control_socket.ask, tmp_path, "status")
 

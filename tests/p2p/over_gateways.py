@@ -123,9 +123,9 @@ async def serve(path: str) -> None:
             writer.write((await lead(a, b, host, int(port))).encode() + b"\n")
             writer.close()
 
-        async with await asyncio.start_unix_server(answer, path) as server:
-            print("ready", flush=True)
-            await server.serve_forever()
+        server = await asyncio.start_unix_server(answer, path)
+        print("ready", flush=True)
+        await server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import tracemalloc
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -206,11 +206,12 @@ def test_what_listens_at_a_peers_address_and_trickles_costs_the_deadline(monkeyp
 
     async def body() -> None:
         server = await asyncio.start_server(trickle, "127.0.0.1", 0)
-        async with server, two_planes() as (a, _):
-            with pytest.raises(LinkBroken, match="did not say hello within 0.1 s"):
-                await a.dial(B, frames.format_address(*server.sockets[0].getsockname()))
-            while len(asyncio.all_tasks()) > 3:  # two planes and this test
-                await asyncio.sleep(0)
+        with closing(server):
+            async with two_planes() as (a, _):
+                with pytest.raises(LinkBroken, match="did not say hello within 0.1 s"):
+                    await a.dial(B, frames.format_address(*server.sockets[0].getsockname()))
+                while len(asyncio.all_tasks()) > 3:  # two planes and this test
+                    await asyncio.sleep(0)
 
     run(body())
 

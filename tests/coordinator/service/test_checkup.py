@@ -4,7 +4,7 @@ import asyncio
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ async def listening(certificate: Certificate | None = None) -> AsyncIterator[Lis
 
     server = await asyncio.start_server(meet, "127.0.0.1", 0, ssl=context)
     found.port = server.sockets[0].getsockname()[1]
-    async with server:
+    with closing(server):
         yield found
 
 

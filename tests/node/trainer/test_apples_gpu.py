@@ -42,6 +42,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     monkeypatch.setattr("torch.backends.mps.is_built", lambda: True)
+    monkeypatch.setattr("atoll.node.devices.torch_has_gpus", lambda: False)  # CUDA's or ROCm's, as may be here
     return monkeypatch
 
 

@@ -172,6 +172,31 @@ def test_ranks_that_run_out_of_memory_while_they_measure_begin_again_with_half(t
     on_ranks(2, tmp_path, begun_again)
 
 
+def ended_alone(ranks: RankGroup, folder: Path) -> None:
+    """Of a torch that cannot reset what FSDP2 keeps of a step that broke off."""
+    if hasattr(FSDPModule, "reset_iter_state"):
+        del FSDPModule.reset_iter_state
+    made = sharded(ranks, folder, 1200, bf16=True)
+    assert "1200 sequences a step in micro-batches of" in made.choose()
+    made._take(StepPlan(8))
+    faults.FAULTS = faults.parse("trainer.micro_batch.8=memory")
+    with pytest.raises(
+        MicroBatchTooLarge, match="micro-batches of 8 sequences .* starts again with micro-batches of 4"
+    ):
+        gradient(made)
+    faults.FAULTS = faults.parse("trainer.micro_batch.2=memory")
+    made = sharded(ranks, folder / "unmeasured", 1200, bf16=True)
+    with pytest.raises(MicroBatchTooLarge, match="2 sequences did not fit into memory: starts again with"):
+        made.choose()
+    made = sharded(ranks, folder / "unmeasured", 1200, bf16=True)
+    made.choose()
+    assert made.plan == StepPlan(1)
+
+
+def test_one_rank_begins_again_where_torch_cannot_forget_a_step(tmp_path: Path) -> None:
+    on_ranks(1, tmp_path, ended_alone)
+
+
 def recovered(ranks: RankGroup, folder: Path) -> None:
     made = sharded(ranks, folder, 8, bf16=True)
     model = made._model
