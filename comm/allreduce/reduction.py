@@ -369,7 +369,7 @@ class Reduction:
             payload = payload[: payload.size - signed] if signed else payload
             whole = self._payloads.unpack(c, payload, size) if header.packed else payload
             if kind is FrameKind.SEALED:
-                self._payloads.sealing.check(whole, self._chunks.size(c))
+                self._payloads.sealing.check(whole, self._chunks.size(c), self.plan.length)
         except Malformed as error:
             self.spoiled(node, sentence := f"chunk {c} as it sent it was refused: {error}")
             self.lost(node, sentence)

@@ -144,8 +144,7 @@ def _may_be(r: RoundState, what: SealedBytes) -> bool:
 def _look_into(state: State, c: int, now: float) -> State:
     """Audit a sealed chunk that is said to be too long. Where somebody is gone that has to show something of it,
     or it has another owner now, or the same one anew, who has no receipt of it, it cannot be audited, and may not
-    pass for that: it is reduced again, where two say so, as one alone could have all that was sealed before undone.
-    """
+    pass for that: it is reduced again, where two say so, as one alone could have all that was sealed undone."""
     ledger = state.round.ledger
     seal = ledger.sealed[c]
     by_owner = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)

@@ -7,8 +7,8 @@ A report leaves when the one before it in its queue was acknowledged, and is in 
 itself, however often it must be said; a new session drops all of them, as nobody would take them any more. A peer
 that is lost again and again waits to be reported once: else the node's state would have a long queue before it
 when the coordinator was away for long. Seals, completed reduces, reached steps and audits have a queue of their
-own each, so that nothing else waits for their acknowledgements; that a seal is too long goes with completed reduces,
-in whose order it matters. `ControlClient` sends what is here.
+own each, so that nothing else waits for their acknowledgements; that a seal is too long goes with completed
+reduces, before which it has to come. `ControlClient` sends what is here.
 """
 
 from collections import deque

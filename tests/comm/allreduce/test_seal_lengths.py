@@ -17,8 +17,8 @@ from reduce_members import (
     encode,
     fleet,
     plan_for,
-    reference,
     reducing,
+    reference,
     run,
 )
 
