@@ -116,6 +116,8 @@ def doubt(state: State, event: SealOutsized, now: float, out: list[Effect]) -> S
     known = any(e.node == event.node and not e.gone for e in r.ledger.entries)
     if event.fence.round != r.number or not known or c >= len(r.ledger.owners) or r.ledger.since[c] != since:
         return state
+    if r.plan is None:  # it is said again in the next attempt, in which the chunk may have another owner
+        return state
     seal, attempt, what = r.ledger.sealed.get(c), r.ledger.attempt, (c, since, event.digest)
     by = r.ledger.owners[c] if seal is None else seal.by
     outsized = frozenset(told for told in r.outsized if _may_be(r, told[1]))

@@ -153,6 +153,21 @@ def test_an_honest_owner_is_not_asked_for_receipts_of_an_attempt_in_which_it_sea
     assert not world.run().decisions
 
 
+def test_a_word_between_two_attempts_has_nothing_audited_that_may_be_of_another_owner_by_then() -> None:
+    """That could not be, and be undone for it; members say it again in the next attempt."""
+    world = AuditWorld(b"0", audit="0.000001", levels=2)
+    sealed_by_all(world)
+    said = word(world, N1, 2)
+    failed = fail_attempt(world.state, "two broke", world.now)
+    flat = replace(failed.round, ledger=book.flatten(failed.round.ledger), paused_until=world.now + 1.0)
+    world.state = replace(failed, round=flat)
+    world.feed(said)
+    assert world.state.round.plan is None and not world.state.round.outsized
+    world.now += 1.0
+    world.feed(ev.Tick())
+    assert world.state.round.ledger.complete and not world.run().decisions
+
+
 def test_what_cannot_be_audited_is_reduced_again_where_two_say_that_it_is_too_long() -> None:
     world, mine = moved()
     for node in (N1, N2):
