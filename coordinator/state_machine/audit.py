@@ -151,13 +151,29 @@ def _look_into(state: State, c: int, now: float) -> State:
     seal = ledger.sealed[c]
     by_owner = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)
     if by_owner and parties(state, c, seal.inputs) is not None:
-        return _open(state, c, MIN_VOICES, now) if len(_able(state)) >= MIN_ABLE else state
-    what = c, ledger.since[c], seal.digest
-    voices, others = sum(of == what for _, of, _ in state.round.outsized), set(ledger.members) - {seal.by}
-    if voices < min(ENOUGH_VOICES, len(others)):
+        return _open(state, c, MIN_VOICES, now) if len(_able(state)) >= MIN_ABLE else _distrust(state, c, now)
+    if _voices(state, c) < min(ENOUGH_VOICES, len(set(ledger.members) - {seal.by})):
         return state
     why = f"chunk {c} is too long, and one that has to show something of it is gone"
     return _start_over(_withdraw_seals(state, {seal.by}, [c]), why, now)
+
+
+def _distrust(state: State, c: int, now: float) -> State:
+    """Where nobody can audit a chunk of which two say that it is too long, others reduce it again. Once, whoever
+    seals it then: two that lie would hold the round up for ever."""
+    r = state.round
+    by = r.ledger.sealed[c].by
+    if _voices(state, c) < ENOUGH_VOICES or by in r.distrusted:
+        return state
+    state = _withdraw_seals(with_round(state, replace(r, distrusted=r.distrusted | {by})), {by}, [c])
+    return _start_over(state, f"chunk {c} is too long, and nobody can audit it", now)
+
+
+def _voices(state: State, c: int) -> int:
+    """How many say that a chunk, as it was sealed, is too long."""
+    ledger = state.round.ledger
+    what = c, ledger.since[c], ledger.sealed[c].digest
+    return sum(of == what for _, of, _ in state.round.outsized)
 
 
 def _open(state: State, c: int, auditors: int, now: float) -> State:
@@ -352,6 +368,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         return _verdict(state, audit, now, out)
     if not audit.voices:
         out.append(Note(f"round {r.number}: nobody could audit chunk {audit.chunk}"))
+        state = _distrust(state, audit.chunk, now)
     return _close(state, [audit.chunk])
 
 

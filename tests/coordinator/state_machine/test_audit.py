@@ -177,6 +177,17 @@ def test_what_cannot_be_audited_is_reduced_again_where_two_say_that_it_is_too_lo
     assert not world.run().decisions
 
 
+def test_where_nobody_can_audit_what_two_say_is_too_long_others_reduce_it_again_once() -> None:
+    """Two of eight can be dialled; or three, of which one lies and two are silent."""
+    silent = liar(2, "mute") | liar(3, "mute")
+    for leaves, lies in ((6, {}), (5, silent)):
+        world = AuditWorld(b"0", liar(1, "seal", "vast") | lies, leaves=leaves, audit="0.000001").run()
+        assert not world.wrong() and N1 not in world.charged()
+        world = AuditWorld(b"0", liar(7, "alarm") | liar(8, "alarm") | lies, leaves=leaves, audit="0.000001").run()
+        attempts = sum("attempt" in note for note in world.notes)
+        assert attempts <= 8 - leaves and not world.charged().keys() - lies.keys()
+
+
 def test_what_is_told_and_sealed_with_the_work_of_one_that_is_gone_is_reduced_again() -> None:
     """The seals of one report, of which the first has all the others undone."""
     world = AuditWorld(b"0", liar(3, "seal"), audit="0.000001")
