@@ -61,7 +61,7 @@ from atoll.coordinator.state_machine.state import (
 AUTO_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds, in 98 % of 20
 MIN_ABLE = 3  # members that can be dialled, for any audit
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
-ENOUGH_VOICES = 2  # that a chunk is too long, of all members but who sealed it
+ENOUGH_VOICES = 2  # that a chunk is too long
 MIN_VOICES = 3  # for a conviction
 MIN_SECONDS = 3.0  # for an auditor's answer
 EXCHANGE_FACTOR = 4.0  # times the seconds in which the round's exchange moves as much
@@ -144,36 +144,28 @@ def _may_be(r: RoundState, what: SealedBytes) -> bool:
 
 
 def _look_into(state: State, c: int, now: float) -> State:
-    """Audit a sealed chunk that is said to be too long. Where somebody is gone that has to show something of it,
-    or it has another owner now, or the same one anew, who has no receipt of it, it cannot be audited, and may not
-    pass for that: it is reduced again, where two say so, as one alone could have all that was sealed undone."""
+    """Audit a sealed chunk that is said to be too long, unless it cannot be: too few can, or somebody is gone that
+    has to show something of it, or it has another owner now, or the same one anew, who has no receipt of it."""
     ledger = state.round.ledger
     seal = ledger.sealed[c]
     by_owner = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)
-    if by_owner and parties(state, c, seal.inputs) is not None:
-        return _open(state, c, MIN_VOICES, now) if len(_able(state)) >= MIN_ABLE else _distrust(state, c, now)
-    if _voices(state, c) < min(ENOUGH_VOICES, len(set(ledger.members) - {seal.by})):
-        return state
-    why = f"chunk {c} is too long, and one that has to show something of it is gone"
-    return _start_over(_withdraw_seals(state, {seal.by}, [c]), why, now)
+    if by_owner and parties(state, c, seal.inputs) is not None and len(_able(state)) >= MIN_ABLE:
+        return _open(state, c, MIN_VOICES, now)
+    return _reduce_again(state, c, now)
 
 
-def _distrust(state: State, c: int, now: float) -> State:
-    """Where nobody can audit a chunk of which two say that it is too long, others reduce it again. Once, whoever
-    seals it then: two that lie would hold the round up for ever."""
+def _reduce_again(state: State, c: int, now: float) -> State:
+    """What is too long and cannot be audited may not pass for that: where two say so, others reduce again what its
+    maker sealed. One alone could have everything undone that is sealed; and two could hold the round up for ever,
+    so it is once, whoever seals it then."""
     r = state.round
-    by = r.ledger.sealed[c].by
-    if _voices(state, c) < ENOUGH_VOICES or by in r.distrusted:
+    seal, since = r.ledger.sealed[c], r.ledger.since[c]
+    voices = sum(what == (c, since, seal.digest) for _, what, _ in r.outsized)
+    if voices < min(ENOUGH_VOICES, len(r.ledger.members)) or seal.by in r.distrusted:
         return state
-    state = _withdraw_seals(with_round(state, replace(r, distrusted=r.distrusted | {by})), {by}, [c])
-    return _start_over(state, f"chunk {c} is too long, and nobody can audit it", now)
-
-
-def _voices(state: State, c: int) -> int:
-    """How many say that a chunk, as it was sealed, is too long."""
-    ledger = state.round.ledger
-    what = c, ledger.since[c], ledger.sealed[c].digest
-    return sum(of == what for _, of, _ in state.round.outsized)
+    state = with_round(state, replace(r, distrusted=r.distrusted | {seal.by}))
+    why = f"chunk {c} is too long, and cannot be audited"
+    return _start_over(_withdraw_seals(state, {seal.by}, [c]), why, now)
 
 
 def _open(state: State, c: int, auditors: int, now: float) -> State:
@@ -368,7 +360,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         return _verdict(state, audit, now, out)
     if not audit.voices:
         out.append(Note(f"round {r.number}: nobody could audit chunk {audit.chunk}"))
-        state = _distrust(state, audit.chunk, now)
+        state = _reduce_again(state, audit.chunk, now)
     return _close(state, [audit.chunk])
 
 

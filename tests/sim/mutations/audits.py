@@ -150,8 +150,8 @@ MUTATIONS = [
     Mutation(
         "what is too long stays sealed where its maker is gone",
         MACHINE,
-        "if voices < min(ENOUGH_VOICES, len(others)):",
-        "if True:",
+        "if voices < min(ENOUGH_VOICES, len(r.ledger.members)) or",
+        "if True or",
         AUDIT,
     ),
     Mutation(
@@ -178,8 +178,8 @@ MUTATIONS = [
     Mutation(
         "one word alone has what cannot be audited undone",
         MACHINE,
-        "if voices < min(ENOUGH_VOICES, len(others)):",
-        "if False:",
+        "if voices < min(ENOUGH_VOICES, len(r.ledger.members)) or",
+        "if",
         AUDIT,
     ),
     Mutation(
@@ -216,5 +216,12 @@ MUTATIONS = [
         "self._tell_lengths()  # before the commit, which may follow at once",
         "pass",
         "tests/comm/allreduce/test_seal_lengths.py",
+    ),
+    Mutation(
+        "two that lie hold a round up for ever, in which nobody can audit",
+        MACHINE,
+        "or seal.by in r.distrusted:",
+        "or False:",
+        AUDIT,
     ),
 ]
