@@ -157,8 +157,8 @@ MUTATIONS = [
     Mutation(
         "one of two that collude is asked whether the other's seal is too long",
         MACHINE,
-        "return _open(state, c, MIN_VOICES, now) if",
-        "return _open(state, c, 1, now) if",
+        "return _open(state, c, MIN_VOICES, now)",
+        "return _open(state, c, 1, now)",
         AUDIT,
     ),
     Mutation(
