@@ -196,7 +196,7 @@ class AuditWorld:
                 key = (node, c if "alarm" in lies else by, since)
                 if node != by and (vast or "alarm" in lies) and key not in self.told:
                     self.told.add(key)
-                    yield ev.SealOutsized(node, 1, r.plan.fence._replace(attempt=since), c, 1e30)
+                    yield ev.SealOutsized(node, 1, r.plan.fence._replace(attempt=since), c, seal.digest, 1e30)
 
     def lies_of(self, node: NodeId) -> frozenset[str]:
         return self.lies.get(node, frozenset())

@@ -113,7 +113,7 @@ class Reports:
         self.root, self.proven = b"", False
         self.forgers: list[tuple[NodeId, int]] = []
         self.spoilers: list[NodeId] = []
-        self.too_long: list[tuple[int, int, float]] = []  # chunk, since, times
+        self.too_long: list[tuple[int, int, bytes, float]] = []  # chunk, since, digest, times
         self.lacks: tuple[int, ...] = ()
         self.changed = asyncio.Event()
 
@@ -144,9 +144,9 @@ class Reports:
         self.forgers.append((node, chunk))
         self.changed.set()
 
-    def outsized(self, plan: Plan, chunk: int, since: int, times: float) -> None:
+    def outsized(self, plan: Plan, chunk: int, since: int, digest: bytes, times: float) -> None:
         assert not self.root, "it is said before the member holds everything"
-        self.too_long.append((chunk, since, times))
+        self.too_long.append((chunk, since, digest, times))
         self.changed.set()
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:

@@ -51,9 +51,10 @@ class ReduceListener(Protocol):
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
         """Report that the sealed chunk as `node` gave it is not the ledger's."""
 
-    def outsized(self, plan: Plan, chunk: int, since: int, times: float) -> None:
-        """Report that the owner of a chunk since that attempt sealed what is longer than a merge of the round's
-        deltas can be: so many times the longest of them, over all its chunks, of which this is the largest."""
+    def outsized(self, plan: Plan, chunk: int, since: int, digest: bytes, times: float) -> None:
+        """Report that the owner of a chunk since that attempt sealed, of this digest, what is longer than a
+        merge of the round's deltas can be: so many times the longest of them, over all its chunks, of which this
+        is the largest."""
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
         """Report that nobody gave these sealed chunks as the ledger has them."""

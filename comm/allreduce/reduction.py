@@ -175,9 +175,9 @@ class Reduction:
         mine = plan.region(place)
         near = {m.node for m in others if plan.region(order[m.node]) == mine}
         self._peers.estimator.region_peers = near if mine >= 0 else None
+        self._lengths.begin_attempt()
         self._do(self._exchange.replan(plan))
-        for too_long in self._lengths.begin_attempt(plan.longest):
-            self._tell_length(*too_long)
+        self._tell_lengths()
         self._replanned.set()
         self._replanned = asyncio.Event()
 
@@ -369,7 +369,7 @@ class Reduction:
             payload = payload[: payload.size - signed] if signed else payload
             whole = self._payloads.unpack(c, payload, size) if header.packed else payload
             if kind is FrameKind.SEALED:
-                self._payloads.sealing.check(whole, self._chunks.size(c))
+                self._payloads.sealing.check(whole, self._chunks.size(c), self.plan.length)
         except Malformed as error:
             self.spoiled(node, sentence := f"chunk {c} as it sent it was refused: {error}")
             self.lost(node, sentence)
@@ -420,6 +420,7 @@ class Reduction:
                 case ReportOrphans(here):
                     self._listener.orphans(self.plan, here)
                 case ReportComplete(root_, proven):
+                    self._tell_lengths()  # before the commit, which may follow at once
                     self._listener.held(self.plan, root_, proven)
                 case ReportForged(c, node):
                     self._listener.forged(self.plan, node, c)
@@ -478,15 +479,16 @@ class Reduction:
     def _measure(self, c: int, payload: U8) -> None:
         """See whether what its owner sealed is longer than it can be, and say so before this member holds it."""
         owner, plan = self.plan.owners[c], self.plan
-        if owner == NOBODY or not plan.looks_at_norms:
-            return
-        square = self._payloads.sealing.square(payload, self._chunks.size(c))
-        if (found := self._lengths.take(c, owner, square, plan.longest)) is not None:
-            self._tell_length(*found)
+        if owner != NOBODY and plan.looks_at_norms:
+            self._lengths.take(c, owner, self._payloads.sealing.square(payload, self._chunks.size(c)))
+            self._tell_lengths()
 
-    def _tell_length(self, c: int, times: float) -> None:
+    def _tell_lengths(self) -> None:
         plan = self.plan
-        self._listener.outsized(plan, c, plan.since[c] if plan.since else plan.attempt, times)
+        for c, times in self._lengths.too_long(plan.longest):
+            if (sum_ := self._exchange.digest(c)) is not None:
+                since = plan.since[c] if plan.since else plan.attempt
+                self._listener.outsized(plan, c, since, sum_, times)
 
     def _merge_ended(self, task: "asyncio.Task[None]") -> None:
         self._merges.discard(task)

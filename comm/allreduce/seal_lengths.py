@@ -22,35 +22,39 @@ class SealLengths:
 
     def __init__(self) -> None:
         self._squares: dict[int, dict[int, float]] = {}  # by owner's place, then by chunk
+        self._sums: dict[int, float] = {}  # of them, by owner's place
         self._owner: dict[int, int] = {}  # by chunk
-        self._found: set[int] = set()  # places of owners
+        self._named: dict[int, int] = {}  # by owner's place: the chunk that was named in this attempt
 
-    def take(self, c: int, owner: int, square: float, longest: float) -> tuple[int, float] | None:
+    def take(self, c: int, owner: int, square: float) -> None:
         """Take in that the member at place `owner` sealed chunk `c` of this squared norm, in the place of who did
-        before; `longest`: norm of the round's longest delta, inf where nobody knows. Returns what is too long,
-        once for an owner in each attempt, if its chunks now are: the largest of them, and how many times `longest`
-        they are together."""
+        before."""
         self.forget(c)
         self._owner[c] = owner
         self._squares.setdefault(owner, {})[c] = square
-        return None if owner in self._found else self._too_long(owner, longest)
+        self._sums[owner] = self._sums.get(owner, 0.0) + square
 
     def forget(self, c: int) -> None:
-        """Chunk `c` is not sealed any more."""
+        """Chunk `c` is not sealed any more, at any rate not as it was: if it was named, another may be."""
         if (owner := self._owner.pop(c, None)) is not None:
             del self._squares[owner][c]
+            self._sums[owner] = math.fsum(self._squares[owner].values())  # of what is vast no rounding stays
+            if self._named.get(owner) == c:
+                del self._named[owner]
 
-    def begin_attempt(self, longest: float) -> list[tuple[int, float]]:
-        """Everything that is too long, once more: what was told of it may have come to nothing, as with somebody
-        that was put out all its inputs were void."""
-        self._found.clear()
-        found = (self._too_long(owner, longest) for owner in self._squares)
-        return [each for each in found if each is not None]
+    def begin_attempt(self) -> None:
+        """Name everything once more: what was told of it may have come to nothing, as with somebody that was put
+        out all its inputs were void."""
+        self._named.clear()
 
-    def _too_long(self, owner: int, longest: float) -> tuple[int, float] | None:
-        mine = self._squares[owner]
-        length = math.sqrt(math.fsum(mine.values()))
-        if length <= SLACK * longest:
-            return None
-        self._found.add(owner)
-        return max(mine, key=mine.__getitem__), length / max(longest, length / MAX_TIMES)
+    def too_long(self, longest: float) -> list[tuple[int, float]]:
+        """Of each owner whose chunks are too long together, once in an attempt: the largest of them, and how many
+        times `longest` they are. `longest`: norm of the round's longest delta, inf where nobody knows."""
+        found = []
+        for owner, square in self._sums.items():
+            length, mine = math.sqrt(square), self._squares[owner]
+            if owner in self._named or length <= SLACK * longest:
+                continue
+            self._named[owner] = c = max(mine, key=mine.__getitem__)
+            found.append((c, min(length / longest, MAX_TIMES) if longest else MAX_TIMES))
+        return found

@@ -67,8 +67,9 @@ class SealFormat(Protocol):
         """Seal chunk `c`, of `numel` elements, into `out` (size,) uint8. `length`: the round's, in usual rounds.
         Raises `UnusableContribution`."""
 
-    def check(self, payload: Octets, numel: int) -> None:
-        """Raise `Malformed` unless it decodes to `numel` finite elements."""
+    def check(self, payload: Octets, numel: int, length: float | None = None) -> None:
+        """Raise `Malformed` unless it decodes to `numel` finite elements, and is of a round of this length, where
+        it says so (None: of any)."""
 
     def square(self, payload: Octets, numel: int) -> float:
         """What the squared l2 norm of its `numel` elements is, or an upper bound of it. Raises `Malformed`."""
@@ -126,7 +127,7 @@ class EncodedSeal:
             largest = np.finfo(np.float32).max
             self.codec.encode(np.clip(merged, -largest, largest, out=merged), out)
 
-    def check(self, payload: Octets, numel: int) -> None:
+    def check(self, payload: Octets, numel: int, length: float | None = None) -> None:
         self.codec.check(payload, numel)
 
     def square(self, payload: Octets, numel: int) -> float:
@@ -163,7 +164,7 @@ class GatheredSeal:
             _refuse_malformed(self.codec, place, payload, numel)
             copy[:] = np.frombuffer(payload, np.uint8)
 
-    def check(self, payload: Octets, numel: int) -> None:
+    def check(self, payload: Octets, numel: int, length: float | None = None) -> None:
         for _, contribution, _ in self._terms(payload, numel):
             self.codec.check(contribution, numel)
 
@@ -214,8 +215,11 @@ class TimedSeal:
         self.sealing.seal(c, terms, length, numel, out[:-LENGTH_BYTES])
         out[-LENGTH_BYTES:].view("<f8")[0] = length
 
-    def check(self, payload: Octets, numel: int) -> None:
-        self.sealing.check(_split(payload)[0], numel)
+    def check(self, payload: Octets, numel: int, length: float | None = None) -> None:
+        rest, told = _split(payload)
+        if length is not None and length != told:
+            raise Malformed(f"it is of a round of length {told:g}, and this one's is {length:g}")
+        self.sealing.check(rest, numel)
 
     def square(self, payload: Octets, numel: int) -> float:
         return self.sealing.square(_split(payload)[0], numel)

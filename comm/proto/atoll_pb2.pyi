@@ -930,19 +930,23 @@ class SealOutsized(_message.Message):
 
     CHUNK_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     chunk: _builtins.int
     """the largest of its chunks"""
     times: _builtins.float
     """how long they are together, in lengths of the longest delta"""
+    digest: _builtins.bytes
+    """of the chunk as it came to this member"""
     def __init__(
         self,
         *,
         chunk: _builtins.int = ...,
         times: _builtins.float = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -171,9 +171,10 @@ class Report:
         return ev.ChunksMissing(self.node, self.life, self.fence, tuple(places(m.chunks[:MAX_CHUNK_BITMAP])))
 
     def seal_outsized(self, m: pb.SealOutsized) -> ev.SealOutsized:
-        """The event of a seal that is too long. Raises `ValueError` for a length that is no number."""
+        """The event of a seal that is too long. Raises `ValueError` for a length that is no number, or no
+        digest."""
         times = _within("times", m.times, 0, MAX_TIMES)
-        return ev.SealOutsized(self.node, self.life, self.fence, m.chunk, times)
+        return ev.SealOutsized(self.node, self.life, self.fence, m.chunk, _digest(m.digest), times)
 
     def audit_reported(self, m: pb.AuditReported) -> ev.AuditReported:
         """The event of an audit. Raises `ValueError` for what is larger than any receipt, or no digest."""

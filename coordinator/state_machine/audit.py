@@ -47,11 +47,21 @@ from atoll.coordinator.state_machine.audit_voices import (
 from atoll.coordinator.state_machine.conduct import charge, identity, may_own, strike_part
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
 from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS
-from atoll.coordinator.state_machine.state import Audit, Phase, RoundState, State, fail_attempt, order, with_round
+from atoll.coordinator.state_machine.state import (
+    Audit,
+    Phase,
+    RoundState,
+    SealedBytes,
+    State,
+    fail_attempt,
+    order,
+    with_round,
+)
 
 AUTO_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds, in 98 % of 20
 MIN_ABLE = 3  # members that can be dialled, for any audit
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
+ENOUGH_VOICES = 2  # that a chunk is too long
 MIN_VOICES = 3  # for a conviction
 MIN_SECONDS = 3.0  # for an auditor's answer
 EXCHANGE_FACTOR = 4.0  # times the seconds in which the round's exchange moves as much
@@ -81,11 +91,13 @@ def draw(state: State, fresh: Sequence[int], now: float) -> State:
     r, asked = state.round, state.config.security.audits
     if not r.salt:
         return state
-    told = {(c, since) for _, c, since, _ in r.outsized}
+    told = {what for _, what, _ in r.outsized}
     limit = (AUTO_PER_ROUND if asked is None else asked) / len(r.ledger.owners)
     usual = 1 if limit < 1 else 2  # each chunk once before any is looked at twice
     for c in fresh:
-        if (c, r.ledger.since[c]) in told:
+        if c not in state.round.ledger.sealed:
+            continue  # with what its owner sealed besides
+        if (c, r.ledger.since[c], r.ledger.sealed[c].digest) in told:
             state = _look_into(state, c, now)
         elif _lot(state, b"draw", c) < limit and _can_be_audited(state, c):
             state = _open(state, c, usual, now)
@@ -96,49 +108,72 @@ def doubt(state: State, event: SealOutsized, now: float, out: list[Effect]) -> S
     """A member tells that what an owner sealed is longer than any merge of the deltas, perhaps before its owner
     tells that it did: the chunk is audited, drawn or not.
 
-    All honest members tell the same. One that lies has `DOUBTS` chunks audited that are as they should be, which
+    All honest members tell the same, of what was sealed: who was given something else is told so (`disputes`), and
+    its word on that does not count. One that lies has `DOUBTS` chunks audited that are as they should be, which
     costs the round as much as if they were drawn. Nothing is held against it: what an honest owner merged may be
     too long, where a contributor told its norm too short (`norms`)."""
     r, c, since = state.round, event.chunk, event.fence.attempt
     known = any(e.node == event.node and not e.gone for e in r.ledger.entries)
     if event.fence.round != r.number or not known or c >= len(r.ledger.owners) or r.ledger.since[c] != since:
         return state
-    owner, attempt = r.ledger.owners[c], r.ledger.attempt
-    said = [t for t in r.outsized if t[0] == event.node and (t[3] == attempt or t[1:3] == (c, since))]
-    if owner == event.node or len(said) >= DOUBTS or any(t[1:3] == (c, since) for t in said):
+    if r.plan is None:  # it is said again in the next attempt, in which the chunk may have another owner
         return state
-    first, told = all(t[1:3] != (c, since) for t in r.outsized), (event.node, c, since, attempt)
-    state = with_round(state, replace(r, outsized=r.outsized | {told}))
-    if not first:
+    seal, attempt, what = r.ledger.sealed.get(c), r.ledger.attempt, (c, since, event.digest)
+    by = r.ledger.owners[c] if seal is None else seal.by
+    outsized = frozenset(told for told in r.outsized if _may_be(r, told[1]))
+    said = [of for node, of, at in outsized if node == event.node and (at == attempt or of == what)]
+    if by == event.node or what in said or len(said) >= DOUBTS or not _may_be(r, what):
         return state
-    seal = r.ledger.sealed.get(c)
-    by = owner if seal is None else seal.by
-    follows = "it is looked into" if r.salt else "nothing is audited in this run"
-    sentence = f"what {'somebody' if by is None else state.name(by)} sealed, of chunk {c} most, is "
-    sentence += f"{event.times:.3g} times as long as any delta: {follows}"
-    out.append(Note(f"round {r.number}: {state.name(event.node)} says: {sentence}", by))
-    if seal is None or not r.salt:
+    voices = 1 + sum(of == what for _, of, _ in outsized)
+    state = with_round(state, replace(r, outsized=outsized | {(event.node, what, attempt)}))
+    if voices == 1:
+        follows = "it is looked into" if r.salt else "nothing is audited in this run"
+        sentence = f"what {'somebody' if by is None else state.name(by)} sealed, of chunk {c} most, is "
+        sentence += f"{event.times:.3g} times as long as any delta: {follows}"
+        out.append(Note(f"round {r.number}: {state.name(event.node)} says: {sentence}", by))
+    if seal is None or not r.salt or voices > ENOUGH_VOICES:
         return state
-    if owner != seal.by:  # who sealed it is gone, and has nothing to show
-        return _start_over(_withdraw_seals(state, {seal.by}, [c]), f"who sealed chunk {c} is gone", now)
     return _look_into(state, c, now)
 
 
+def _may_be(r: RoundState, what: SealedBytes) -> bool:
+    """Whether this is what the ledger has of a chunk, or what it may yet get."""
+    c, since, sum_ = what
+    seal = r.ledger.sealed.get(c)
+    return r.ledger.since[c] == since and (seal is None or seal.digest == sum_)
+
+
 def _look_into(state: State, c: int, now: float) -> State:
-    """Audit a sealed chunk that is said to be too long. Where somebody is gone that has to show something of it,
-    it is reduced again (`_advance`): it may not pass for that."""
-    return _open(state, c, MIN_VOICES, now) if len(_able(state)) >= MIN_ABLE else state
+    """Audit a sealed chunk that is said to be too long, unless it cannot be: too few can, or somebody is gone that
+    has to show something of it, or it has another owner now, or the same one anew, who has no receipt of it."""
+    ledger = state.round.ledger
+    seal = ledger.sealed[c]
+    by_owner = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)
+    if by_owner and parties(state, c, seal.inputs) is not None and len(_able(state)) >= MIN_ABLE:
+        return _open(state, c, MIN_VOICES, now)
+    return _reduce_again(state, c, now)
+
+
+def _reduce_again(state: State, c: int, now: float) -> State:
+    """What is too long and cannot be audited may not pass for that: where two say so, others reduce again what its
+    maker sealed. One alone could have everything undone that is sealed; and two could hold the round up for ever,
+    so it is once, whoever seals it then."""
+    r = state.round
+    seal, since = r.ledger.sealed[c], r.ledger.since[c]
+    voices = sum(what == (c, since, seal.digest) for _, what, _ in r.outsized)
+    if voices < min(ENOUGH_VOICES, len(r.ledger.members)) or seal.by in r.distrusted:
+        return state
+    state = with_round(state, replace(r, distrusted=r.distrusted | {seal.by}))
+    why = f"chunk {c} is too long, and cannot be audited"
+    return _start_over(_withdraw_seals(state, {seal.by}, [c]), why, now)
 
 
 def _open(state: State, c: int, auditors: int, now: float) -> State:
-    """Begin the audit of a sealed chunk, or have it done by more."""
+    """Begin the audit of a chunk that its owner sealed, or have it done by more."""
     ledger, audit = state.round.ledger, state.round.audits.get(c)
-    seal, owner = ledger.sealed[c], ledger.owners[c]
-    if owner is None:  # its holders are asked for it, and an orphan's owner is gone
-        return state
     if audit is None:
-        seconds = _seconds(state, c, now)
-        audit = Audit(c, ledger.since[c], owner, seal.digest, seal.inputs, seconds, auditors)
+        seal, seconds = ledger.sealed[c], _seconds(state, c, now)
+        audit = Audit(c, ledger.since[c], seal.by, seal.digest, seal.inputs, seconds, auditors)
     return _put(state, _name(state, replace(audit, wanted=auditors), auditors, now))
 
 
@@ -325,6 +360,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         return _verdict(state, audit, now, out)
     if not audit.voices:
         out.append(Note(f"round {r.number}: nobody could audit chunk {audit.chunk}"))
+        state = _reduce_again(state, audit.chunk, now)
     return _close(state, [audit.chunk])
 
 

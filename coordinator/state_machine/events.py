@@ -290,6 +290,7 @@ class SealOutsized:
     life: int
     fence: Fence
     chunk: int  # the largest of its chunks
+    digest: bytes  # of the chunk as it came to the node
     times: float  # how long they are together, in lengths of the longest delta
 
 

@@ -49,7 +49,8 @@ class Phase(StrEnum):
 WITHOUT_MODEL = (MemberState.JOINING, MemberState.REDUCER)
 TRAINING = (Phase.INNER, Phase.COLLECTING, Phase.REDUCING)
 Pair = tuple[NodeId, NodeId]
-Told = tuple[NodeId, int, int, int]  # by this member, of this chunk, its owner's since this attempt, in this one
+SealedBytes = tuple[int, int, bytes]  # of this chunk, its owner's since this attempt, with this digest
+Told = tuple[NodeId, SealedBytes, int]  # by this member, of these, in this attempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ A report leaves when the one before it in its queue was acknowledged, and is in 
 itself, however often it must be said; a new session drops all of them, as nobody would take them any more. A peer
 that is lost again and again waits to be reported once: else the node's state would have a long queue before it
 when the coordinator was away for long. Seals, completed reduces, reached steps and audits have a queue of their
-own each, so that nothing else waits for their acknowledgements. `ControlClient` sends what is here.
+own each, so that nothing else waits for their acknowledgements; that a seal is too long goes with completed
+reduces, before which it has to come. `ControlClient` sends what is here.
 """
 
 from collections import deque
@@ -17,6 +18,8 @@ from atoll.comm.proto import atoll_pb2 as pb
 
 BATCH_SECONDS = 0.1  # seconds for which a report waits when more of its kind are to follow
 KINDS_APART = ("chunks_sealed", "reduce_complete", "steps_reached", "audit_reported")  # with a queue of their own
+# What is too long is said before that it is held: else that could be the last word before the commit.
+KIND_BEFORE = {"seal_outsized": "reduce_complete"}  # kinds that go with another's queue
 
 
 class SessionLost(Exception):
@@ -90,6 +93,7 @@ class ReportOutbox:
     def post(self, report: pb.ReportRequest, now: float, more: bool = False) -> ReportQueue:
         """Have a report sent when its turn comes; `more`: others of its kind follow soon. Returns its queue."""
         report.session = self._session
-        queue = self._by_kind.get(report.WhichOneof("report") or "", self._by_kind[""])
+        kind = report.WhichOneof("report") or ""
+        queue = self._by_kind.get(KIND_BEFORE.get(kind, kind), self._by_kind[""])
         queue.post(report, now, more)
         return queue

@@ -12,7 +12,7 @@ from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, PublicKey, Round
 from atoll.comm.incidents import IncidentKind
-from atoll.comm.plan import Plan, PlanMember
+from atoll.comm.plan import NOBODY, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 
 log = logging.getLogger("atoll.node")
@@ -113,12 +113,15 @@ class Reports:
         log.warning(f"round {plan.round}: {node}: {sentence}")
         self.remember(IncidentKind.BYTES_SPOILED, node)
 
-    def outsized(self, plan: Plan, chunk: int, since: int, times: float) -> None:
+    def outsized(self, plan: Plan, chunk: int, since: int, digest: bytes, times: float) -> None:
         """Report that a chunk's owner sealed what is longer than any merge of the round's deltas."""
-        owner = plan.members[plan.owners[chunk]].node
-        log.warning(f"round {plan.round}: what {owner} sealed is {times:.3g} times as long as the longest delta")
-        self.remember(IncidentKind.BYTES_SPOILED, owner)
-        report = pb.SealOutsized(chunk=chunk, times=times)
+        place = plan.owners[chunk]
+        owner = None if place == NOBODY else plan.members[place].node
+        what = f"what {owner or 'somebody that is gone'} sealed, of chunk {chunk} most,"
+        log.warning(f"round {plan.round}: {what} is {times:.3g} times as long as the longest delta")
+        if owner is not None:
+            self.remember(IncidentKind.BYTES_SPOILED, owner)
+        report = pb.SealOutsized(chunk=chunk, digest=digest, times=times)
         self.control.report(pb.ReportRequest(fence=_fence(plan, since), seal_outsized=report))
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:

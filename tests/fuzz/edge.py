@@ -202,7 +202,7 @@ def script() -> bytes:
         pb.ReportRequest(peer_unreachable=pb.PeerUnreachable(node_id="n2", reason="reset")),
         pb.ReportRequest(orphans_found=pb.OrphansFound(here=[seal])),
         pb.ReportRequest(chunk_forged=pb.ChunkForged(node_id="n2", chunk=1)),
-        pb.ReportRequest(seal_outsized=pb.SealOutsized(chunk=1, times=2.5)),
+        pb.ReportRequest(seal_outsized=pb.SealOutsized(chunk=1, digest=bytes(16), times=2.5)),
         pb.ReportRequest(chunks_missing=pb.ChunksMissing(chunks=b"\x05")),
         pb.ReportRequest(loss_evaluated=pb.LossEvaluated(round=1, loss=2.0)),
         pb.ReportRequest(round_account=_account()),

@@ -33,8 +33,9 @@ from atoll.comm.allreduce.inbox import ContributionInbox, MergeTerm
 from atoll.comm.allreduce.late_peers import AskState, LatePeers, Lost, PeerDeadlines, Ping, PullFrom
 from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.allreduce.protocol import ReduceProtocol
+from atoll.comm.allreduce.seal_lengths import SealLengths
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import Plan
+from atoll.comm.plan import NOBODY, Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import FrameKind, QueuedFrame
 from atoll.node.state_machine import events as node_ev
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 TICK = 0.3  # seconds between two looks at the clock
 DEADLINES = PeerDeadlines(ping_after=0.8, lost_after=1.5, chunk_time=3.5, pull_after=1.0)
 DRIP = 2.5  # seconds
+VAST = 1e60  # squared length of what is longer than any delta, whose length is 1
 MALFORMED = (-1,)
 
 Terms = list[MergeTerm[Contribution | Partial]]
@@ -64,7 +66,8 @@ class Reduce:
         self.held: tuple[bytes, ...] = ()  # the same, once all are here
         self.forged: set[tuple[int, NodeId]] = set()  # chunks of which it sends others than it sealed, to whom
         self.peers: list[NodeId] = []  # in the plan
-        self._too_long: set[int] = set()  # owners' places
+        self._lengths = SealLengths()
+        self._decoy = b""  # what it sealed of a chunk of which it gives others what is too long
         self._told: dict[int, SealReport] = {}  # of the terms of its latest mean of a chunk
         # By chunk: since when it is this member's; place, content and inputs of each term; what was made of them.
         self.merged: dict[int, tuple[int, list[tuple[int, bytes, tuple[int, ...]]], bytes]] = {}
@@ -84,10 +87,9 @@ class Reduce:
         self.peers = [m.node for m in plan.members if not m.gone and m.node != me]
         self.late.replan(self.node.clock, self.peers, plan.patience)
         self.links.expect(routes.links(plan, me))
+        self._lengths.begin_attempt()
         self.do(self.exchange.replan(plan))
-        self._too_long.clear()
-        for c, payload in self.sealed.items():
-            self._measure(c, plan.since[c] if plan.since else plan.attempt, payload)
+        self._tell_lengths()
         self.links.release()
         if self.node.host.habit == "accuses":
             self.node.later(TICK, self._accuse, plan)
@@ -130,10 +132,12 @@ class Reduce:
                     self.partials.pop(c, None)
                 case FreeSealed(c):
                     self.sealed.pop(c, None)
+                    self._lengths.forget(c)
                     self.held = ()
                 case ReportOrphans(here):
                     self._report_orphans(here)
                 case ReportComplete(root_, proven):
+                    self._tell_lengths()
                     self._report_complete(root_, proven)
                 case ReportForged(c, node):
                     self.node.reports.forged(self.plan, node, c)
@@ -251,7 +255,10 @@ class Reduce:
 
     def _sealed(self, c: int, since: int, inputs: tuple[int, ...], mean: Mean) -> None:
         payload = self.world.averaged(mean)
-        if self._lies("vast"):
+        if not self._decoy and self._lies("decoy"):
+            self._decoy = payload
+            self.forged |= {(c, node) for node in self.peers}
+        elif self._lies("vast"):
             payload = digest("vast", payload)
             self.world.truth.vast.add(payload)
         effects = self.exchange.chunk_merged(c, since, inputs, payload)
@@ -355,7 +362,10 @@ class Reduce:
                 return None
             if (c, node) in self.forged:
                 self.forged.discard((c, node))
-                payload = self.world.forged(payload)
+                other = self.world.forged(payload)
+                if payload == self._decoy:
+                    self.world.truth.vast.add(other)
+                payload = other
         elif kind is FrameKind.RESYNC:
             payload, since = b"".join(self.exchange.resync_state(node)), self.plan.attempt
         return Frame(kind, self.round, since, c, self.plan.index(self.node.me), payload)
@@ -383,18 +393,23 @@ class Reduce:
                 effects = self.exchange.sealed_arrived(c, payload, node)
                 if self.exchange.digest(c) == payload:
                     self.sealed[c] = payload
-                    self._measure(c, since, payload)
+                    self._measure(c, payload)
                 self.do(effects)
             case _:
                 self.do(control_frames.receive(self.exchange, node, kind, c, since, payload or b""))
         return True
 
-    def _measure(self, c: int, since: int, payload: bytes) -> None:
+    def _measure(self, c: int, payload: bytes) -> None:
         """Say, before it is held, that a sealed chunk is longer than it can be."""
-        owner = self.plan.owners[c]
-        if payload in self.world.truth.vast and owner not in self._too_long:
-            self._too_long.add(owner)
-            self.node.reports.outsized(self.plan, c, since, 1e30)
+        if (owner := self.plan.owners[c]) != NOBODY:
+            self._lengths.take(c, owner, VAST if payload in self.world.truth.vast else 0.0)
+            self._tell_lengths()
+
+    def _tell_lengths(self) -> None:
+        plan = self.plan
+        for c, times in self._lengths.too_long(1.0):
+            since = plan.since[c] if plan.since else plan.attempt
+            self.node.reports.outsized(plan, c, since, self.sealed[c], times)
 
     # The clock
 

@@ -87,12 +87,16 @@ def test_an_owner_that_seals_something_else_is_banned(seed: int, levels: int) ->
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
-def test_an_owner_that_seals_what_is_longer_than_any_delta_is_banned_in_that_round(seed: int) -> None:
-    """Though nothing is drawn: the others see it, and say so before they hold it."""
+@pytest.mark.parametrize("lies", [("vast",), pytest.param(("vast", "decoy"), marks=pytest.mark.long)])
+def test_an_owner_that_seals_what_is_longer_than_any_delta_is_banned_in_that_round(
+    lies: tuple[str, ...], seed: int
+) -> None:
+    """Though nothing is drawn: the others see it, and say so before they hold it. Decoys are of other chunks, and
+    not what was sealed."""
     with world("0.000001", seed) as w:
         commit(w, 3, 100.0)
-        liar(w, "m2", "vast")
-        liar(w, "m5", "vast")
+        liar(w, "m2", *lies)
+        liar(w, "m5", *lies)
         assert w.until(lambda: {"m2", "m5"} <= charged(w).keys() or w.durable.committed >= 12, 400.0)
         assert charged(w).keys() <= {"m2", "m5"}
         assert (Offence.FORGED_SEAL, Consequence.BANNED) in sum(charged(w).values(), [])

@@ -26,6 +26,7 @@ from reduce_members import (
 )
 
 from atoll.comm.allreduce.delta_encoder import encoded_norm
+from atoll.comm.allreduce.sealing import SealFormat, Term, TimedSeal, mean_of
 from atoll.comm.byte_view import U8
 from atoll.comm.codecs import zstd
 from atoll.comm.codecs.codec import ByteShuffle, Malformed
@@ -65,6 +66,36 @@ def test_owners_tell_the_norm_of_each_contribution_that_they_merged_whatever_its
                     pytest.approx(told[1]),
                     pytest.approx(1000 * told[2], rel=1e-3),
                 ]
+
+    run(body())
+
+
+class OfAnotherRound:
+    """A seal format that says that the round is longer than it is."""
+
+    def __init__(self, honest: TimedSeal) -> None:
+        self._honest = honest
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._honest, name)
+
+    def seal(self, c: int, terms: list[Term], length: float, numel: int, out: U8) -> None:
+        self._honest.seal(c, terms, 1e5 * length, numel, out)
+
+
+def test_what_is_sealed_as_of_a_round_of_another_length_is_refused() -> None:
+    """The outer rule's momentum goes by it."""
+
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan, honest = plan_for(planes, length=0.75), TimedSeal(mean_of(CODEC))
+            formats: list[SealFormat] = [honest, OfAnotherRound(honest), honest]  # type: ignore[list-item]
+            group = [Member(p, ENCODED[i], plan, sealing=formats[i]) for i, p in enumerate(planes)]
+            async with reducing(*group):
+                for member in (group[0], group[2]):
+                    await member.reports.until(lambda r: bool(r.blamed))
+                    assert set(member.reports.spoilers) == {name(1)} == {node for node, _ in member.reports.blamed}
+                    assert not member.reports.root
 
     run(body())
 

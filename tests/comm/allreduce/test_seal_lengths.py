@@ -18,58 +18,71 @@ from reduce_members import (
     fleet,
     plan_for,
     reducing,
+    reference,
     run,
 )
 
 from atoll.comm.allreduce.delta_encoder import encoded_norm
 from atoll.comm.allreduce.seal_lengths import MAX_TIMES, SLACK, SealLengths
 from atoll.comm.allreduce.sealing import EncodedSeal, SealFormat, Term, TimedSeal, WeightedMean
-from atoll.comm.byte_view import U8
+from atoll.comm.byte_view import U8, view
 from atoll.comm.codecs.codec import Codec
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
-from atoll.comm.plan import Plan
+from atoll.comm.digest import digest
+from atoll.comm.plan import NOBODY, Plan
 from atoll.outer_opt.merge import radial
 from atoll.outer_opt.robust_merge import TrimmedMean, centered
 
 
+def take(lengths: SealLengths, c: int, owner: int, square: float, longest: float = 1.0) -> list[tuple[int, float]]:
+    lengths.take(c, owner, square)
+    return lengths.too_long(longest)
+
+
 def test_the_chunks_of_one_owner_count_together_and_the_largest_is_named_once() -> None:
     lengths = SealLengths()
-    assert lengths.take(0, 1, 3.0, 1.0) is None
-    assert lengths.take(1, 2, 4.0, 1.0) is None, "another owner's, just as long as it may be"
-    assert lengths.take(2, 1, 1.0, 1.0) is None
-    assert lengths.take(3, 1, 1.0, 1.0) == (0, math.sqrt(5.0))
-    assert lengths.take(4, 1, 9.0, 1.0) is None
-    found = lengths.take(5, 2, 1e60, 1.0)
-    assert found is not None and found == pytest.approx((5, 1e30))
+    assert take(lengths, 0, 1, 3.0) == []
+    assert take(lengths, 1, 2, 4.0) == [], "another owner's, just as long as it may be"
+    assert take(lengths, 2, 1, 1.0) == []
+    assert take(lengths, 3, 1, 1.0) == [(0, math.sqrt(5.0))]
+    assert take(lengths, 4, 1, 9.0) == []
+    assert take(lengths, 5, 2, 2.0**200) == [(5, math.sqrt(2.0**200 + 4.0))]
 
 
 def test_what_is_sealed_anew_counts_for_its_new_owner_alone() -> None:
     lengths = SealLengths()
-    assert lengths.take(0, 1, 4.0, 1.0) is None
-    assert lengths.take(0, 2, 4.0, 1.0) is None
-    assert lengths.take(1, 1, 4.0, 1.0) is None
-    assert lengths.take(2, 2, 0.1, 1.0) is not None
+    assert take(lengths, 0, 1, 4.0) == take(lengths, 0, 2, 4.0) == take(lengths, 1, 1, 4.0) == []
+    assert take(lengths, 2, 2, 0.1) == [(0, math.sqrt(4.1))]
 
 
 def test_another_attempt_hears_again_of_what_is_still_sealed() -> None:
     lengths = SealLengths()
-    assert lengths.take(0, 1, 9.0, 1.0) == (0, 3.0)
-    assert lengths.take(1, 1, 16.0, 1.0) is None
-    assert lengths.begin_attempt(1.0) == [(1, 5.0)]
+    assert take(lengths, 0, 1, 9.0) == [(0, 3.0)]
+    assert take(lengths, 1, 1, 16.0) == []
+    lengths.begin_attempt()
+    assert lengths.too_long(1.0) == [(1, 5.0)] and lengths.too_long(1.0) == []
+    lengths.forget(0)
+    lengths.forget(0)
     lengths.forget(1)
-    assert lengths.begin_attempt(1.0) == [(0, 3.0)]
-    lengths.forget(0)
-    lengths.forget(0)
-    assert lengths.begin_attempt(1.0) == [] and lengths.take(2, 1, 9.0, 1.0) == (2, 3.0)
+    assert lengths.too_long(1.0) == [] and take(lengths, 2, 1, 9.0) == [(2, 3.0)]
+
+
+def test_where_what_was_named_turns_out_to_be_something_else_the_next_is_named() -> None:
+    """An owner may give members another chunk than it sealed, only to have that one named."""
+    lengths = SealLengths()
+    assert take(lengths, 0, 1, 2.0**200) == [(0, 2.0**100)]
+    assert take(lengths, 1, 1, 9.0) == []
+    lengths.forget(0)  # it is not the ledger's
+    assert lengths.too_long(1.0) == [(1, 3.0)]
 
 
 def test_where_all_deltas_are_zeros_anything_is_too_long_and_where_one_is_not_known_nothing_is() -> None:
     lengths = SealLengths()
-    assert lengths.take(0, 1, 0.0, 0.0) is None
-    found = lengths.take(1, 1, 1e-300, 0.0)
-    assert found is not None and found == pytest.approx((1, MAX_TIMES))
-    assert lengths.take(1, 2, 1e300, math.inf) is None
+    assert take(lengths, 0, 1, 0.0, 0.0) == []
+    for c in range(1, 1000):
+        assert take(lengths, c, c, (1 + c / 997) * 1e-300, 0.0) == [(c, MAX_TIMES)], "no more, by rounding"
+    assert take(lengths, 0, 1000, 1e300, math.inf) == []
 
 
 def looking(plan: Plan, codec: Codec, inputs: list[tuple[U8, ...]]) -> Plan:
@@ -108,8 +121,63 @@ def test_all_others_say_that_an_owner_sealed_what_is_too_long_before_they_hold_i
                     await member.holds_all()
                 assert not group[1].reports.too_long, "it is its own"
                 for member in (group[0], group[2]):
-                    assert [(c, since) for c, since, _ in member.reports.too_long] == [(4, 1)] * (times > 1)
-                    assert all(SLACK < told <= times for _, _, told in member.reports.too_long)
+                    assert [(c, since) for c, since, _, _ in member.reports.too_long] == [(4, 1)] * (times > 1)
+                    assert all(SLACK < told <= times for _, _, _, told in member.reports.too_long)
+
+    run(body())
+
+
+def test_of_what_is_left_of_one_that_is_gone_it_is_said_again_before_it_is_held() -> None:
+    """Whoever sealed it may have left before anybody could say so, and nobody owns it now."""
+
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = looking(plan_for(planes, owners=[0, 1, 2] * 3 + [0]), CODEC, list(ENCODED[:3]))
+            formats: list[SealFormat | None] = [None, Vast(EncodedSeal(CODEC, WeightedMean(CODEC)), 4, 1e30), None]  # type: ignore[list-item]
+            group = [Member(p, ENCODED[i], plan, sealing=formats[i]) for i, p in enumerate(planes)]
+            async with reducing(*group):
+                for member in group:
+                    await member.holds_all()
+                owners = tuple(NOBODY if owner == 1 else owner for owner in plan.owners)
+                since = tuple(2 if owner == NOBODY else 1 for owner in owners)
+                gone = tuple(replace(m, gone=i == 1) for i, m in enumerate(plan.members))
+                after = replace(plan, attempt=2, members=gone, owners=owners, since=since)
+                after = replace(after, kept=frozenset(range(CHUNKS.count)))
+                for member in (group[0], group[2]):
+                    member.reports.root, member.reports.too_long = b"", []
+                    member.reduction.replan(after)
+                    assert member.reports.root and member.reports.orphaned is not None
+                    assert [word[:2] for word in member.reports.too_long] == [(4, 2)]
+
+    run(body())
+
+
+def test_who_gives_others_something_else_than_it_sealed_does_not_hide_behind_it_what_is_too_long() -> None:
+    """Chunk 1 as it was given comes first, and is named; it turns out not to be what was sealed. Chunk 4 is."""
+
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = looking(plan_for(planes, owners=[0, 1, 2] * 3 + [0]), CODEC, list(ENCODED[:3]))
+            honest = EncodedSeal(CODEC, WeightedMean(CODEC))
+            vast = Vast(Vast(honest, 1, 1e10), 4, 1e30)  # type: ignore[arg-type]
+            formats: list[SealFormat | None] = [None, vast, None]  # type: ignore[list-item]
+            group = [Member(p, ENCODED[i], plan, sealing=formats[i]) for i, p in enumerate(planes)]
+            async with reducing(*group):
+                given = [await member.holds_all() for member in group][0]
+                ledger = list(given)
+                ledger[1] = reference(1, range(3), [1.0] * 3)
+                group[1].reduction._sealed[1] = np.array(view(ledger[1]))
+                group[1].reduction.prove(
+                    [digest(chunk) for chunk in given]
+                )  # its own word: it keeps what it gives
+                for member in (group[0], group[2]):
+                    assert {word[0] for word in member.reports.too_long} == {1}
+                    member.reports.root = b""
+                    member.reduction.prove([digest(chunk) for chunk in ledger])
+                for member in (group[0], group[2]):
+                    assert await member.holds_all() == ledger
+                    word = member.reports.too_long[-1]
+                    assert word[:3] == (4, 1, digest(ledger[4]))
 
     run(body())
 

@@ -75,7 +75,9 @@ def hostile(rng: Random, state: State) -> pb.ReportRequest:
             pb.ReportRequest(
                 fence=fence, chunk_forged=pb.ChunkForged(node_id=lost.node_id, chunk=rng.choice(ODD))
             ),
-            pb.ReportRequest(fence=fence, seal_outsized=pb.SealOutsized(chunk=rng.choice(ODD), times=2.5)),
+            pb.ReportRequest(
+                fence=fence, seal_outsized=pb.SealOutsized(chunk=rng.choice(ODD), digest=bytes(16), times=2.5)
+            ),
             pb.ReportRequest(
                 fence=fence, chunks_missing=pb.ChunksMissing(chunks=rng.choice([b"", b"\x02", b"\xff" * 40]))
             ),

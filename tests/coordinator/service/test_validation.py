@@ -43,8 +43,8 @@ def test_every_report_becomes_its_event() -> None:
     assert event(chunks_sealed=seals) == ev.ChunksSealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
     forged = pb.ChunkForged(node_id="n2", chunk=5)
     assert event(chunk_forged=forged) == ev.ChunkForged(ADA, 7, NodeId("n2"), MINE, 5)
-    vast = pb.SealOutsized(chunk=5, times=1e100)
-    assert event(seal_outsized=vast) == ev.SealOutsized(ADA, 7, MINE, 5, 1e100)
+    vast = pb.SealOutsized(chunk=5, digest=DIGEST, times=1e100)
+    assert event(seal_outsized=vast) == ev.SealOutsized(ADA, 7, MINE, 5, DIGEST, 1e100)
     assert event(chunks_missing=pb.ChunksMissing(chunks=b"\x05\x01")) == ev.ChunksMissing(ADA, 7, MINE, (0, 2, 8))
     told = pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05", norms=[2.0, 0.0], dots=[-2.0, 0.0], reference=4.0)
     norms, dots = struct.pack("<2f", 2.0, 0.0), struct.pack("<3f", 4.0, -2.0, 0.0)
@@ -136,8 +136,9 @@ def sealed(**terms: Any) -> pb.ChunksSealed:
                 digest=DIGEST, round_trips=[pb.RoundTrip(node_id="ghost", seconds=0.1)]
             )
         },
-        {"seal_outsized": pb.SealOutsized(chunk=1, times=math.inf)},
-        {"seal_outsized": pb.SealOutsized(chunk=1, times=math.nan)},
+        {"seal_outsized": pb.SealOutsized(chunk=1, digest=DIGEST, times=math.inf)},
+        {"seal_outsized": pb.SealOutsized(chunk=1, digest=DIGEST, times=math.nan)},
+        {"seal_outsized": pb.SealOutsized(chunk=1, times=3.0)},
         {"audit_reported": pb.AuditReported(digest=b"short")},
         {"replay_reported": pb.ReplayReported(node_id="nobody")},
         {"replay_reported": pb.ReplayReported(node_id="n3", work=pb.Likeness(cosine=1.5))},

@@ -28,7 +28,7 @@ REPORTS: dict[str, Report] = {
     "seals": lambda f, life: ev.ChunksSealed(A, life, f, ((0, b"d" * 16, b"\xff"),)),
     "orphans": lambda f, life: ev.OrphansFound(A, life, f, ((0, b"d" * 16),)),
     "completion": lambda f, life: ev.ReduceComplete(A, life, f, b"r" * 16, 1, 1),
-    "outsized": lambda f, life: ev.SealOutsized(A, life, f, 0, 3.0),
+    "outsized": lambda f, life: ev.SealOutsized(A, life, f, 0, b"d" * 16, 3.0),
     "audit": lambda f, life: ev.AuditReported(A, life, f, 0, b"d" * 16),
     "replay": lambda f, life: ev.ReplayReported(A, life, f.round, B, False),
     "loss": lambda f, life: ev.LossEvaluated(A, life, f.round - 1, 2.0),

@@ -103,3 +103,12 @@ def test_a_new_session_drops_what_the_one_before_had_to_say(outbox: ReportOutbox
     assert queue.pause(0.0) == inf
     outbox.post(state(3), 0.0)
     assert [(r.session, r.state_reported.round) for r in sent(queue)] == [("ada.2", 3)]
+
+
+def test_that_a_seal_is_too_long_leaves_before_that_everything_is_held(outbox: ReportOutbox) -> None:
+    """Whatever waits beside them: the commit may follow what is held at once."""
+    beside = outbox.post(state(1), 0.0)
+    assert beside.take() and beside.pause(0.0) == inf
+    word = outbox.post(pb.ReportRequest(seal_outsized=pb.SealOutsized(chunk=3)), 0.0)
+    assert outbox.post(pb.ReportRequest(reduce_complete=pb.ReduceComplete()), 0.0) is word is not beside
+    assert [r.WhichOneof("report") for r in sent(word)] == ["seal_outsized", "reduce_complete"]

@@ -85,9 +85,15 @@ def seals_are_their_owners(world: "World", before: State, after: State) -> None:
         hold(reopened, f"chunk {c} of round {k} is not sealed any more")
 
 
+def _too_long(before: State, after: State) -> bool:
+    """Whether what somebody sealed was taken back, as it is too long and cannot be audited."""
+    return bool(after.round.outsized) and after.round.distrusted != before.round.distrusted
+
+
 def orphans_go_to_who_holds_them(world: "World", before: State, after: State) -> None:
     """A sealed chunk gets another owner only if that told the ledger's digest of it, and is reopened only when
-    all members that can be dialled told that they do not have it, or with others over a norm found to be false."""
+    all members that can be dialled told that they do not have it, or with others over a norm found to be false,
+    or over what is too long."""
     was, is_, k = before.round.ledger, after.round.ledger, after.round.number
     plan = before.round.plan
     if plan is None or not was.orphans or not is_.owners or is_.attempt != was.attempt + 1:
@@ -99,7 +105,7 @@ def orphans_go_to_who_holds_them(world: "World", before: State, after: State) ->
         if c in is_.sealed and owner is not None:
             right = said.get(owner, {}).get(c) == digest
             hold(right, f"chunk {c} of round {k} is given to {owner}, which told {said}")
-        elif c not in is_.sealed and not _norms_judged(before, after):
+        elif c not in is_.sealed and not _norms_judged(before, after) and not _too_long(before, after):
             leaves = {n for n in is_.members if before.members.here[n].leaf}
             nobody = all(n in said and (n in leaves or said[n].get(c) != digest) for n in is_.members)
             hold(nobody, f"chunk {c} of round {k} is reopened, though members told {said}")
