@@ -19,11 +19,13 @@ from atoll.coordinator.history.record_archive import RecordArchive
 from atoll.coordinator.history.record_store import opened as opened_store
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.monitor.contributions import MAX_ACCOUNTS, account, contributions
+from atoll.coordinator.monitor.figures import facts_of_nodes
 from atoll.coordinator.monitor.recorded import NodeFacts, RecordedRun
 from atoll.coordinator.monitor.run_answers import Records
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.run_records import RunRecords
+from atoll.coordinator.state_machine.events import Decision
 from atoll.coordinator.state_machine.state import State
 
 
@@ -43,6 +45,9 @@ class PastRun:
 
     def snapshot(self) -> None:
         return None
+
+    def put_out(self) -> list[tuple[float, Decision]]:
+        return self.records.decisions() if self._state is not None else []  # in an archive they are in all records
 
     def pending(self) -> None:
         return None
@@ -109,9 +114,8 @@ def _of_journal(journal: Journal, folder: Path) -> PastRun:
     said, name = journal.meta("config"), journal.meta("run") or str(folder)
     config = from_json(said.encode()) if said is not None else RunConfig()
     state = JournaledMachine(config, journal).state
-    known = (*state.members.departed.values(), *state.members.here.values())
-    nodes = {m.node: NodeFacts(m.role or "trainer", m.owner, m.version) for m in known}
-    return PastRun(RunRecords(journal, folder, name), RecordedRun(name, config.rounds.total, nodes), state)
+    facts = RecordedRun(name, config.rounds.total, facts_of_nodes(state))
+    return PastRun(RunRecords(journal, folder, name), facts, state)
 
 
 def _total(config: msgspec.Raw) -> int:

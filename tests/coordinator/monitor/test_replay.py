@@ -49,6 +49,13 @@ def test_a_run_is_shown_as_of_any_of_its_rounds(state_dir: Path) -> None:
         assert answers.past(1)["passage"] is None, "none was measured yet, also after one was asked for"
         assert answers.past(19)["passage"]["round"] == answers.past(10)["passage"]["round"] == 10
         assert Pruned(past).past(19)["passage"] is None
+        [out] = answers.past(STORY.rounds)["put_out"]
+        assert (out["name"], out["consequence"], out["round"]) == ("kai", "banned", STORY.middle)
+        assert answers.past(STORY.middle - 30)["put_out"] == [], "it was there then"
+        [mark] = [m for m in answers.series({})["marks"] if m["kind"] == "gone"]
+        assert mark["text"] == f"round {STORY.middle}: kai is gone"
+        [told] = [e for e in answers.events({"search": "kai evicted"})["events"]]
+        assert (told["node"], told["name"]) == (past_runs.GONE, "kai"), "also of a node that is gone"
         with pytest.raises(NotThere, match="there is no round 0"):
             answers.past(0)
 
@@ -107,9 +114,11 @@ def test_decisions_are_found_in_an_archives_records(tmp_path: Path) -> None:
     with opened(str(tmp_path / FOLDER)) as past:
         [(at, decision)] = past.records.decisions()
         assert decision.node == past_runs.GONE and at == story.committed_at(story.middle)
-        assert (
-            RunAnswers(past).node({"node": past_runs.GONE})["evidence"][0]["evidence"]["offence"] == "forged_input"
-        )
+        gone = RunAnswers(past).node({"node": past_runs.GONE})
+        assert gone["evidence"][0]["evidence"]["offence"] == "forged_input" and gone["standing"] == "banned"
+    with opened(str(tmp_path)) as past:
+        there = RunAnswers(past).node({"node": past_runs.GONE})["series"]["round"]
+        assert there[-1] == story.middle - 1 and len(there) > 100, "its own last rounds, not the run's"
 
 
 @pytest.mark.parametrize("place", ["nowhere", "."])
