@@ -1,8 +1,9 @@
 // The page: what it follows, and which view is open. The address behind # says which:
 //   #/          the run        #/at/K      the run as of round K
 //   #/node/ID   a node         #/round/K   a round
-// `run` is what is shown, `newest` the latest of a living run, `at` the round that is looked back at (null: now).
-const current = { run: null, newest: null, at: null, live: true, looking: false };
+// `run` is what is shown, `newest` the latest of a living run, `at` the round that is looked back at (null: now),
+// `over`: nobody answers any more.
+const current = { run: null, newest: null, at: null, live: true, over: false, looking: false };
 const zoom = { min: null, max: null };
 const chart = new Chart(byId("chart"), byId("chart-says"), {
   pick: index => { location.hash = `#/round/${chart.data.round[index]}`; },
@@ -53,7 +54,7 @@ const redraw = () => drawChart().catch(failed("chart-says"));
 const refine = settled(redraw, 120);
 const freshen = (() => { // at most every two seconds
   let due = 0;
-  return () => { if (due) return; due = setTimeout(() => { due = 0; redraw(); }, 2000); };
+  return () => { if (due) return; due = setTimeout(() => { due = 0; if (!current.over) redraw(); }, 2000); };
 })();
 const everythingAgain = () => { Object.assign(zoom, { min: null, max: null }); redraw(); };
 byId("chart-kind").addEventListener("change", redraw);
@@ -151,7 +152,11 @@ function route() {
   else { closeView(); now(); }
 }
 addEventListener("hashchange", route);
-follow(hear, words => text(byId("trouble"), words), () => { text(byId("trouble"), ""); text(byId("over"), "The run is over; this is its last state."); });
+follow(hear, words => text(byId("trouble"), words), () => {
+  current.over = true;
+  text(byId("trouble"), "");
+  text(byId("over"), "The run is over; this is its last state.");
+});
 reloadEvents();
 text(byId("zone"), `Times are of the zone ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`);
 if (location.hash.startsWith("#/")) route();
