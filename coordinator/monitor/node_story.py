@@ -45,13 +45,6 @@ def last_there(series: NodeSeries) -> int | None:
     return max((int(number or 0) for number, *figures in there if figures != [None, None]), default=None)
 
 
-def until_gone(series: NodeSeries, name: str) -> tuple[NodeSeries, str]:
-    """The figures without the rounds after the last one in which the node was."""
-    end = last_there(series)
-    count = len(series["round"]) if end is None else series["round"].index(end) + 1
-    return {key: values[:count] for key, values in series.items()}, name
-
-
 def membership_change(before: Mapping[NodeId, str], after: Mapping[NodeId, str]) -> str:
     """Who came and who went between two rounds, whose members' names these are; empty: not known."""
     if not before or not after:

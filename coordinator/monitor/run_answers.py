@@ -35,7 +35,6 @@ from atoll.coordinator.monitor.node_story import (
     membership_change,
     node_series,
     rounds_to_read,
-    until_gone,
 )
 from atoll.coordinator.monitor.pace import pace_of
 from atoll.coordinator.monitor.period import period
@@ -187,11 +186,13 @@ class RunAnswers:
         end = int(np.searchsorted(rounds, upto, "right"))
         known = np.flatnonzero(np.isfinite(losses[:end]))
         loss = float(losses[known[-1]]) if len(known) else None
+        void = int(np.count_nonzero(series.column("void")[:end]))
         last = newest.round if newest is not None else int(rounds[end - 1]) if end else 0
         mark_slow(said["members"], at_work)
         return said | {
             "now": now,
             "events": self._with_names(said["events"]),
+            "void_rounds": void,
             "put_out": self._put_out(said["members"], now),
             "live": self._source.live,
             "train_loss": newest.train_loss if newest is not None else loss,
@@ -344,16 +345,15 @@ class RunAnswers:
         last, points = self._records.series().last, _number(query, "points", MAX_POINTS)
         held = [(at, d) for at, d in self._records.decisions() if d.node == node]
 
-        def read(first: int, end: int) -> tuple[NodeSeries, str]:
-            return node_series(self._records.views(rounds_to_read(max(first, 1), min(end, last), points)), node)
+        def read(end: int) -> tuple[NodeSeries, str]:
+            first = max(_number(query, "from", max(end - MAX_POINTS + 1, 1)), 1)
+            return node_series(self._records.views(rounds_to_read(first, end, points)), node)
 
-        end = _number(query, "to", last)
-        series, name = read(_number(query, "from", max(end - MAX_POINTS + 1, 1)), end)
+        series, name = read(min(_number(query, "to", last), last))
         if not query.keys() & {"from", "to"} and last_there(series) is None:
-            # It is gone: its own last rounds, as far as a look at some of all rounds finds them.
-            seen = last_there(read(1, last)[0]) or (held[-1][1].round if held else None)
-            if seen is not None:
-                series, name = until_gone(*read(seen - MAX_POINTS // 2, seen + MAX_POINTS // 2))
+            # It is gone: its own last rounds, as far as they are found.
+            seen = self._last_round_of(node) or (held[-1][1].round if held else None)
+            series, name = (series, name) if seen is None else read(min(seen, last))
         account = self._source.account(node)
         known = node in self._source.facts().nodes or last_there(series) is not None
         if account is None and not held and not known:
@@ -375,6 +375,17 @@ class RunAnswers:
                 ][:NODE_EVENTS]
             ),
         }
+
+    def _last_round_of(self, node: NodeId) -> int | None:
+        """The last round in which the node was, by a look at some of all rounds, and at those behind the last of
+        them that has it; None: none of them has."""
+        first, end, seen = 1, self._records.series().last, None
+        while rounds := rounds_to_read(first, end, MAX_POINTS):
+            seen = last_there(node_series(self._records.views(rounds), node)[0]) or seen
+            if seen is None or len(rounds) < 2 or (step := rounds[1] - rounds[0]) == 1:
+                break
+            first, end = seen + 1, min(seen + step - 1, end)
+        return seen
 
     def events(self, query: Query) -> Answer:
         """What was noted `after` a time and `before` another, with all words of `search`; `limit` of it. Where

@@ -23,6 +23,7 @@ def test_the_headline_says_how_the_run_is_doing_when_it_is_finished_and_why_the_
     assert figures["Loss"] == f"{last.val_loss:.3f}"
     assert figures["Tokens"] == f"{last.tokens / 1e6:.0f} M"
     assert figures["Round"] == "600 of 700"
+    assert "599 rounds committed, 1 void" in reader.text("#figures")
     assert figures["Goodput"] == "83.0 %"
     assert re.fullmatch(r"\d\.\d+ k", figures["Tokens a second"])
     assert re.fullmatch(r"in 1 h 4\d min", figures["Finishes"])

@@ -25,7 +25,7 @@ function showHeadline(run) {
   if (done) figure("Finishes", "done", run.last_commit_at ? moment(run.last_commit_at) : "");
   else if (pace.seconds_left != null) figure("Finishes", `in ${span(pace.seconds_left, 0)}`, `${soon(run.ends_at)}, at ${span(pace.round_s)} a round`);
   else figure("Finishes", run.rounds_total ? "not known yet" : "open end", run.rounds_total ? "" : "the run has no last round");
-  figure("Round", run.rounds_total ? `${count(run.round)} of ${count(run.rounds_total)}` : count(run.round), plural(run.committed, "round") + " committed");
+  figure("Round", run.rounds_total ? `${count(run.round)} of ${count(run.rounds_total)}` : count(run.round), `${plural(run.committed - run.void_rounds, "round")} committed${run.void_rounds ? `, ${count(run.void_rounds)} void` : ""}`);
   // A reason that the last round's sentence has is not said twice.
   const last = run.last_round, said = last && last.round === run.round && last.why.toLowerCase().includes(run.phase_reason.toLowerCase());
   text(byId("phase"), `Round ${count(run.round)}: ${run.phase}. ${said ? "" : sentence(run.phase_reason)}${awaits(run)}${run.draining ? " The coordinator is stopping for a while." : ""}`);

@@ -14,7 +14,6 @@ from atoll.coordinator.monitor.node_story import (
     membership_change,
     node_series,
     rounds_to_read,
-    until_gone,
 )
 
 
@@ -47,7 +46,6 @@ def test_a_nodes_figures_are_those_of_the_records() -> None:
     assert series["tokens_per_s"][3] == records[3].figures[past_runs.GONE].tokens_per_s
     assert series["exchange_s"][3] == records[3].seconds["reduce"] and series["exchange_s"][-1] is None
     assert last_there(series) == story.middle - 1
-    assert until_gone(series, name)[0]["round"] == list(range(1, story.middle))
     before, after = (views[number - 1].names for number in (story.middle - 1, story.middle))
     assert membership_change(before, after) == "kai is gone" and membership_change(after, before) == "kai joined"
     assert membership_change(before, {NodeId("x"): "max"}) == "ada, bo, cy and 9 more are gone, max joined"
