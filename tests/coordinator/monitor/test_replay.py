@@ -1,6 +1,7 @@
 """A past run is shown by its records alone: from a state directory, an archive, a store; and in a terminal."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -9,13 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.errors import ConfigError
+from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.cli import replay as replay_command
 from atoll.coordinator.history.record_archive import copy_missing
 from atoll.coordinator.history.record_store import LocalStore
 from atoll.coordinator.history.record_store import opened as opened_store
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.monitor import terminal_replay
-from atoll.coordinator.monitor.replay import opened
+from atoll.coordinator.monitor.recorded import recorded_snapshot
+from atoll.coordinator.monitor.replay import PastRun, opened
 from atoll.coordinator.monitor.run_answers import NotThere, RunAnswers
 from atoll.coordinator.monitor.terminal_replay import Scrubber, moved
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT
@@ -59,6 +62,32 @@ def test_a_run_is_shown_as_of_any_of_its_rounds(state_dir: Path) -> None:
         assert (told["node"], told["name"]) == (past_runs.GONE, "kai"), "also of a node that is gone"
         with pytest.raises(NotThere, match="there is no round 0"):
             answers.past(0)
+
+
+class Closing(PastRun):
+    """The record of the last commit is not complete yet."""
+
+    newest: CommitRecord
+
+    def pending(self) -> CommitRecord:
+        return self.newest
+
+
+def test_why_the_last_round_took_long_is_said_by_the_verdict_as_soon_as_there_is_one(state_dir: Path) -> None:
+    with opened(str(state_dir)) as past:
+        run = Closing(past.records, past.facts())
+        run.newest = replace(past_runs.record(STORY, STORY.rounds, 0), round=STORY.rounds + 1)
+        answers = RunAnswers(run)
+
+        def why() -> str:
+            now = recorded_snapshot(run.facts(), run.newest, STORY.rounds + 1, None)
+            said: str = answers.current(now, {})["last_round"]["why"]
+            return said
+
+        assert why().startswith("The exchange took ")
+        verdict = Verdict(Kind.SLOW_LINK, "n9", "ivy", "", "", "the link of ivy is slow", Confidence.TOLD)
+        run.newest = replace(run.newest, verdict=verdict)
+        assert why() == "The link of ivy is slow."
 
 
 class Pruned(RunAnswers):
