@@ -73,6 +73,7 @@ class LiveRun:
 
     def __init__(self, loop: EventLoop, records: RunRecords, run: str) -> None:
         self._loop, self.records, self._run = loop, records, run
+        self._decided: tuple[int, list[tuple[float, Decision]]] = (0, [])  # how many, as of the last look
 
     def facts(self) -> RecordedRun:
         state = self._loop.state
@@ -82,7 +83,9 @@ class LiveRun:
         return snapshot(self._loop, self._run)
 
     def put_out(self) -> list[tuple[float, Decision]]:
-        return self.records.decisions()
+        if (count := self._loop.state.conduct.decisions) != self._decided[0]:
+            self._decided = count, self.records.decisions()
+        return self._decided[1]
 
     def pending(self) -> CommitRecord | None:
         """With what the run's inquiry into it has found so far."""

@@ -38,6 +38,7 @@ class PastRun:
         """`state`: the last one that the run's journal has; None: there is no journal."""
         self.records, self._facts, self._state = records, facts, state
         self._added_up: dict[str, Any] | None = None
+        self._decided: list[tuple[float, Decision]] | None = None
         self._turn = Lock()
 
     def facts(self) -> RecordedRun:
@@ -47,7 +48,11 @@ class PastRun:
         return None
 
     def put_out(self) -> list[tuple[float, Decision]]:
-        return self.records.decisions() if self._state is not None else []  # in an archive they are in all records
+        if self._state is None:
+            return []  # in an archive they are in all records
+        if self._decided is None:
+            self._decided = self.records.decisions()
+        return self._decided
 
     def pending(self) -> None:
         return None

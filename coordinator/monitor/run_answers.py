@@ -226,7 +226,7 @@ class RunAnswers:
         """The latest members that were put out in the last day before `now` and are not back."""
         latest = {d.node: (at, d) for at, d in self._source.put_out() if at <= now}
         here = {m["node_id"] for m in members if is_here(m)}
-        found = [
+        found: list[Answer] = [
             {
                 **{"node_id": node, "name": d.name or node, "consequence": d.consequence, "round": d.round},
                 **{"at": at, "sentence": d.evidence.sentence},
