@@ -25,7 +25,7 @@ from atoll.coordinator.monitor.run_answers import Records
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.run_records import RunRecords
-from atoll.coordinator.state_machine.events import Decision
+from atoll.coordinator.state_machine.events import CommitRecord, Decision
 from atoll.coordinator.state_machine.state import State
 
 
@@ -54,7 +54,7 @@ class PastRun:
             self._decided = self.records.decisions()
         return self._decided
 
-    def pending(self) -> None:
+    def pending(self) -> CommitRecord | None:
         return None
 
     def at_work(self) -> dict[str, float]:

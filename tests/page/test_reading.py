@@ -230,6 +230,7 @@ def test_who_contributed_most_is_said_and_owners_are_shown_as_text(tab: Opener) 
     reader = tab()
     page = reader.go()
     reader.wait("document.querySelectorAll('#owners tr').length === 4")
+    assert "contributed 346 M tokens in 599 rounds." in reader.text("#credit")
     assert re.search(r"Most came from .+ \(\d\d\.\d %\), and node \w+ \(9\.0 %\)", reader.text("#credit"))
     assert "<b>Kelp</b> & Co" in page.locator("#owners").inner_text() and page.locator("#owners b").count() == 0
 
