@@ -113,9 +113,9 @@ async def _serve(
     plane.gateways.describe(GatewayNote(config.name, address, plane.entrance, incarnation))
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
-    page = uvicorn.Server(
-        uvicorn.Config(app(plane.event_loop, records, config.name, alarm.rules), log_config=None, lifespan="off")
-    )
+    site = app(plane.event_loop, records, config.name, alarm.rules)
+    # The door ends a connection after a minute: one that is kept alive would be cut in the midst of an answer.
+    page = uvicorn.Server(uvicorn.Config(site, log_config=None, lifespan="off", timeout_keep_alive=1))
     journal.set_meta("http", http_url)
     logging.getLogger("uvicorn.error").setLevel(
         logging.ERROR

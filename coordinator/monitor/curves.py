@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from atoll.comm.terminal import plural
 from atoll.coordinator.history.series import F64, PHASES, SeriesTable, kept_points
 
 AXES = {"round": "round", "tokens": "tokens", "time": "committed_at"}
@@ -47,7 +49,7 @@ class CurvesAsked:
 
 def curves(table: SeriesTable, asked: CurvesAsked) -> dict[str, Any]:
     """The curves on one axis: `x`, for each name as many numbers (None: not known), and each point's round and
-    time. `marks`: what happened to rounds in between."""
+    time. `marks`: what happened to rounds in between; each of those rounds is among the points."""
     columns = dict(zip(OF_TABLE, table.columns(*OF_TABLE), strict=True))
     x = np.maximum.accumulate(columns[AXES[asked.x]]) if len(table) else columns[AXES[asked.x]]
     low = int(np.searchsorted(x, asked.start, "left")) if asked.start is not None else 0
@@ -56,8 +58,10 @@ def curves(table: SeriesTable, asked: CurvesAsked) -> dict[str, Any]:
     part = slice(max(low - 1, 0), max(min(high + 1, len(x)), low))
     values = {name: _series(columns, name)[part] for name in asked.names}
     inside = {name: column[part] for name, column in columns.items()}
+    marked = _marked(inside)
+    # A marked round has its point, though it may have no figures: a void one.
     kept = [kept_points(x[part], value, asked.points) for value in values.values()]
-    at = np.unique(np.concatenate(kept)) if kept else np.empty(0, np.int64)
+    at = np.unique(np.concatenate([*kept, marked]))
     return {
         "x": _numbers(x[part][at], 15),
         "round": inside["round"][at].astype(int).tolist(),
@@ -66,7 +70,7 @@ def curves(table: SeriesTable, asked: CurvesAsked) -> dict[str, Any]:
         "total": len(x),
         "inside": max(high - low, 0),
         "span": [float(x[0]), float(x[-1])] if len(x) else None,
-        "marks": marks(inside, x[part]),
+        "marks": [_mark(inside, at, float(x[part][at])) for at in marked.tolist()],
     }
 
 
@@ -82,28 +86,28 @@ def _series(columns: dict[str, F64], name: str) -> F64:
         return np.maximum(np.diff(columns["tokens"], prepend=0.0), 0.0) / np.where(wall > 0, wall, np.nan)
 
 
-def marks(columns: dict[str, F64], x: F64) -> list[dict[str, Any]]:
-    """What happened to these rounds, in their order; where it is too much, the gravest: void rounds, then those
-    whose exchange was tried again, then those with fewer or more members than before."""
-    change = np.diff(columns["members"], prepend=columns["members"][:1])
+def _marked(columns: dict[str, F64]) -> NDArray[np.int64]:
+    """The places of rounds to which something happened, in their order; where it is too much, the gravest: void
+    rounds, then those whose exchange was tried again, then those with fewer or more members than before."""
+    change = np.abs(np.diff(columns["members"], prepend=columns["members"][:1]))
     grave = np.where(columns["void"] > 0, 3, np.where(columns["attempts"] > 1, 2, np.where(change != 0, 1, 0)))
     found = np.flatnonzero(grave)
-    if len(found) > MAX_MARKS:
-        weight = grave[found] * 1e6 + np.abs(change[found])
-        found = np.sort(found[np.argsort(-weight, kind="stable")[:MAX_MARKS]])
-    said = list[dict[str, Any]]()
-    for at in found.tolist():
-        number, by = int(columns["round"][at]), int(change[at])
-        if grave[at] == 3:
-            kind, text = "void", f"round {number} is void"
-        elif grave[at] == 2:
-            tries = int(columns["attempts"][at])
-            kind, text = "retried", f"round {number}: the exchange took {tries} attempts"
-        else:
-            kind, text = ("joined", f"{by:+d}") if by > 0 else ("gone", f"{by:+d}")
-            text = f"round {number}: {text} {'member' if abs(by) == 1 else 'members'}"
-        said.append({"x": float(x[at]), "round": number, "kind": kind, "text": text})
-    return said
+    weight = grave[found] * 1e6 + change[found]
+    return np.sort(found[np.argsort(-weight, kind="stable")[:MAX_MARKS]])
+
+
+def _mark(columns: dict[str, F64], at: int, x: float) -> dict[str, Any]:
+    """What happened to the round at this place."""
+    number, members = int(columns["round"][at]), columns["members"]
+    by = int(members[at] - members[at - 1]) if at else 0
+    if columns["void"][at]:
+        kind, text = "void", f"round {number:,} is void"
+    elif (tries := int(columns["attempts"][at])) > 1:
+        kind, text = "retried", f"round {number:,}: the exchange took {tries} attempts"
+    else:
+        kind = "joined" if by > 0 else "gone"
+        text = f"round {number:,}: {by:+d} {plural('member', abs(by))}"
+    return {"x": x, "round": number, "kind": kind, "text": text}
 
 
 def _numbers(values: F64, digits: int) -> list[float | None]:

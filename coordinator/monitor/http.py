@@ -13,17 +13,18 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.monitor.alerts import AlertRules
 from atoll.coordinator.monitor.contributions import account, contributions
-from atoll.coordinator.monitor.figures import last_val_loss, listed
-from atoll.coordinator.monitor.recorded import NodeFacts, RecordedRun
+from atoll.coordinator.monitor.figures import facts_of_nodes, last_val_loss, listed
+from atoll.coordinator.monitor.recorded import RecordedRun
 from atoll.coordinator.monitor.run_metrics import RunCollector
 from atoll.coordinator.monitor.web import web
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.service.telemetry import Vitals
-from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.events import CommitRecord, Decision
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
@@ -72,18 +73,25 @@ class LiveRun:
 
     def __init__(self, loop: EventLoop, records: RunRecords, run: str) -> None:
         self._loop, self.records, self._run = loop, records, run
+        self._decided: tuple[int, list[tuple[float, Decision]]] = (0, [])  # how many, as of the last look
 
     def facts(self) -> RecordedRun:
         state = self._loop.state
-        known = (*state.members.departed.values(), *state.members.here.values())
-        nodes = {m.node: NodeFacts(m.role or "trainer", m.owner, m.version) for m in known}
-        return RecordedRun(self._run, state.config.rounds.total, nodes)
+        return RecordedRun(self._run, state.config.rounds.total, facts_of_nodes(state))
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot(self._loop, self._run)
 
+    def put_out(self) -> list[tuple[float, Decision]]:
+        if (count := self._loop.state.conduct.decisions) != self._decided[0]:
+            self._decided = count, self.records.decisions()
+        return self._decided[1]
+
     def pending(self) -> CommitRecord | None:
-        return self._loop.state.pending
+        """With what the run's inquiry into it has found so far."""
+        state = self._loop.state
+        found = state.inquiry.named if state.inquiry is not None else None
+        return state.pending if state.pending is None or found is None else replace(state.pending, verdict=found)
 
     def at_work(self) -> dict[str, float]:
         return {node: vitals.tokens_per_s for node, vitals in self._loop.telemetry.at_work.items()}

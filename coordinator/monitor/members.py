@@ -20,13 +20,13 @@ def mark_slow(members: list[dict[str, Any]], at_work: Mapping[str, float]) -> No
         said = []
         if 0 < pace * SLOW <= usual:
             said.append(
-                f"trains {usual / pace:.1f} times slower than usual ({pace:,.0f} of {usual:,.0f} tokens/s)"
+                f"trains {usual / pace:.1f} times slower than the others ({pace:,.0f} of {usual:,.0f} tokens/s)"
             )
         if waits >= WAITS_FOR_DATA:
             said.append(f"waits for data {waits:.0%} of the time")
         for way, verb in (("rate_up", "sends"), ("rate_down", "receives")):
             if is_here(m) and 0 < (own := m.get(way) or 0.0) * SLOW_LINK <= links[way]:
-                said.append(f"{verb} {links[way] / own:.1f} times slower than usual ({own / 1e6:,.1f} MB/s)")
+                said.append(f"{verb} {links[way] / own:.1f} times slower than the others ({own / 1e6:,.1f} MB/s)")
         m["slow"] = "; ".join(said) or None
 
 

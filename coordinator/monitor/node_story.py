@@ -1,6 +1,7 @@
-"""A node over the rounds: what it contributed, how fast it was, what it sent; in bounded time for any run."""
+"""A node over the rounds: what it contributed, how fast it was, what it sent; in bounded time for any run;
+and who came and went."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.history.record_codec import RecordView
@@ -8,6 +9,8 @@ from atoll.coordinator.history.segment import ROUNDS
 
 MAX_SEGMENTS = 64  # that are read for one answer
 MAX_POINTS = 400
+MAX_NAMED = 3  # members that a change of membership names
+NodeSeries = dict[str, list[float | None]]  # by name of SERIES
 SERIES = ("round", "at", "weight", "loss", "tokens_per_s", "exchange_s", "bytes_up", "bytes_down")
 
 
@@ -24,16 +27,37 @@ def rounds_to_read(first: int, last: int, points: int) -> Sequence[int]:
     return range(last - (count - 1) // step * step, last + 1, step)
 
 
-def node_series(views: Iterable[RecordView], node: NodeId) -> tuple[dict[str, list[float | None]], str]:
+def node_series(views: Iterable[RecordView], node: NodeId) -> tuple[NodeSeries, str]:
     """The node's figures in these rounds, a list each (None: not known, or it did not contribute), and the name
     that it had last; empty: it was in none of them."""
-    found: dict[str, list[float | None]] = {name: [] for name in SERIES}
+    found: NodeSeries = {name: [] for name in SERIES}
     called = ""
     for view in views:
         called = view.names.get(node, called)
         for name, value in zip(SERIES, node_point(view, node), strict=True):
             found[name].append(value)
     return found, called
+
+
+def last_there(series: NodeSeries) -> int | None:
+    """The last of the rounds in which the node was; None: it was in none of them."""
+    there = zip(series["round"], series["weight"], series["bytes_up"], strict=True)
+    return max((int(number or 0) for number, *figures in there if figures != [None, None]), default=None)
+
+
+def membership_change(before: Mapping[NodeId, str], after: Mapping[NodeId, str]) -> str:
+    """Who came and who went between two rounds, whose members' names these are; empty: not known."""
+    if not before or not after:
+        return ""
+    gone = [name for node, name in before.items() if node not in after]
+    came = [name for node, name in after.items() if node not in before]
+    said = [_names(gone) + (" is gone" if len(gone) == 1 else " are gone")] if gone else []
+    return ", ".join([*said, *([_names(came) + " joined"] if came else [])])
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def node_point(view: RecordView, node: NodeId) -> tuple[float | None, ...]:

@@ -16,6 +16,7 @@ class NodeFacts:
     role: str = "trainer"
     owner: str = ""
     version: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

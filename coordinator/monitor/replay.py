@@ -19,11 +19,13 @@ from atoll.coordinator.history.record_archive import RecordArchive
 from atoll.coordinator.history.record_store import opened as opened_store
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.monitor.contributions import MAX_ACCOUNTS, account, contributions
+from atoll.coordinator.monitor.figures import facts_of_nodes
 from atoll.coordinator.monitor.recorded import NodeFacts, RecordedRun
 from atoll.coordinator.monitor.run_answers import Records
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.run_records import RunRecords
+from atoll.coordinator.state_machine.events import CommitRecord, Decision
 from atoll.coordinator.state_machine.state import State
 
 
@@ -36,6 +38,7 @@ class PastRun:
         """`state`: the last one that the run's journal has; None: there is no journal."""
         self.records, self._facts, self._state = records, facts, state
         self._added_up: dict[str, Any] | None = None
+        self._decided: list[tuple[float, Decision]] | None = None
         self._turn = Lock()
 
     def facts(self) -> RecordedRun:
@@ -44,7 +47,14 @@ class PastRun:
     def snapshot(self) -> None:
         return None
 
-    def pending(self) -> None:
+    def put_out(self) -> list[tuple[float, Decision]]:
+        if self._state is None:
+            return []  # in an archive they are in all records
+        if self._decided is None:
+            self._decided = self.records.decisions()
+        return self._decided
+
+    def pending(self) -> CommitRecord | None:
         return None
 
     def at_work(self) -> dict[str, float]:
@@ -109,9 +119,8 @@ def _of_journal(journal: Journal, folder: Path) -> PastRun:
     said, name = journal.meta("config"), journal.meta("run") or str(folder)
     config = from_json(said.encode()) if said is not None else RunConfig()
     state = JournaledMachine(config, journal).state
-    known = (*state.members.departed.values(), *state.members.here.values())
-    nodes = {m.node: NodeFacts(m.role or "trainer", m.owner, m.version) for m in known}
-    return PastRun(RunRecords(journal, folder, name), RecordedRun(name, config.rounds.total, nodes), state)
+    facts = RecordedRun(name, config.rounds.total, facts_of_nodes(state))
+    return PastRun(RunRecords(journal, folder, name), facts, state)
 
 
 def _total(config: msgspec.Raw) -> int:

@@ -10,11 +10,11 @@ import numpy as np
 
 from atoll.comm.durations import in_words
 from atoll.comm.ids import NodeId
+from atoll.coordinator.causes import slowness
 from atoll.coordinator.history.series import PHASES, SeriesTable
 from atoll.coordinator.state_machine.events import CommitRecord
 
-USUAL_ROUNDS = 32  # before a round, of whose phases the median is the usual time
-LONG = 1.25  # times the usual, from which on a round took long
+QUICK = 0.8  # times the usual, below which a round was quicker
 SLOW_PACE = 1.5  # times slower than the median, from which on a node is named: training,
 SLOW_LINK = 2.0  # and its link
 # Buckets of where a node's time went (`record.spent`), by what the waterfall draws.
@@ -33,8 +33,8 @@ WORDS = {"inner": "training", "collect": "closing", "reduce": "the exchange", "c
 class UsualTimes:
     """What the rounds before one took; 0: not known."""
 
-    phases: Mapping[str, float]  # seconds, medians
-    wall: float  # seconds from one commit to the next, median
+    phases: Mapping[str, float]  # seconds
+    wall: float  # seconds from one commit to the next
     took: float  # the same, of the round itself
 
 
@@ -50,18 +50,19 @@ class Slowness:
 
 
 def usual_times(series: SeriesTable, record: CommitRecord) -> UsualTimes:
-    """What the rounds before this one took, and it itself."""
+    """What the rounds before this one took, and it itself: by the same rounds as the run's own verdict on it. What
+    lies between a commit and the next round's beginning is a round's time, too."""
     rounds, at, *spent = series.columns("round", "committed_at", *PHASES)
     end = int(np.searchsorted(rounds, record.round))
-    start = max(end - USUAL_ROUNDS, 0)
-    phases = {
-        phase: float(np.median(column[start:end])) if end > start else 0.0
-        for phase, column in zip(PHASES, spent, strict=True)
-    }
-    known = at[start:end][at[start:end] > 0]
-    walls = np.diff(known)
-    took = max(record.committed_at - float(known[-1]), 0.0) if len(known) and record.committed_at else 0.0
-    return UsualTimes(phases, float(np.median(walls)) if len(walls) else 0.0, took)
+    start = max(end - slowness.MEMORY, 0)
+    seconds = np.stack([column[start:end] for column in spent], axis=1)  # (rounds, phases)
+    phases = slowness.usual([slowness.RoundPace(*map(float, row)) for row in seconds])
+    times = at[start:end]
+    took = max(record.committed_at - float(times[-1]), 0.0) if end and times[-1] and record.committed_at else 0.0
+    known = (times[1:] > 0) & (times[:-1] > 0)
+    idle = np.maximum(np.diff(times) - seconds[1:].sum(axis=1), 0.0)[known]
+    wall = sum(phases.values()) + float(np.median(idle)) if phases and len(idle) else 0.0
+    return UsualTimes(phases or dict.fromkeys(PHASES, 0.0), wall, took)
 
 
 def name_of(record: CommitRecord, node: NodeId) -> str:
@@ -110,7 +111,7 @@ def slow_nodes(record: CommitRecord) -> list[Slowness]:
             node,
             "training",
             usual / own,
-            f"trained {usual / own:.1f} times slower than usual ({own:,.0f} of {usual:,.0f} tokens/s){data}",
+            f"trained {usual / own:.1f} times slower than the others ({own:,.0f} of {usual:,.0f} tokens/s){data}",
         )
     for at, way in enumerate(("sends", "receives")):
         rates = {n: rate[at] for n, rate in record.rates.items() if rate[at] > 0}
@@ -119,13 +120,14 @@ def slow_nodes(record: CommitRecord) -> list[Slowness]:
                 node,
                 "link",
                 usual / own,
-                f"{way} {usual / own:.1f} times slower than usual ({own / 1e6:,.1f} of {usual / 1e6:,.1f} MB/s)",
+                f"{way} {usual / own:.1f} times slower than the others "
+                f"({own / 1e6:,.1f} of {usual / 1e6:,.1f} MB/s)",
             )
     lost = {node for nodes in record.lacking.values() for node in nodes}
     for node in sorted(lost, key=str):
         chunks = sum(node in nodes for nodes in record.lacking.values())
         add(node, "lost in the exchange", 0.0, f"did not get {chunks:,} chunks of its delta to their owners")
-    for node in record.members:
+    for node in () if record.void else record.members:  # of a void round nobody's work counts
         if node not in record.contributors and node in record.names and not _only_reduces(record, node):
             add(node, "left out", 0.0, "was in the round and contributed nothing")
     judged, named = record.verdict, {s.node for s in found}
@@ -153,14 +155,28 @@ def verdict_of(record: CommitRecord) -> str:
 def why(record: CommitRecord, usual: UsualTimes) -> str:
     """Why the round took as long as it did, in a sentence or two."""
     if record.void:
-        return record.reason
+        return _sentence(record.reason, record)
     if verdict := verdict_of(record):
-        return verdict
+        return _sentence(verdict, record)
+    return _by_phases(record, usual)
+
+
+def _sentence(words: str, record: CommitRecord) -> str:
+    """The words as a sentence; a name at its beginning stays as it is."""
+    named = words.split(" ", 1)[0] in record.names.values()
+    return f"{words if named else words[:1].upper() + words[1:]}{'' if words.endswith('.') else '.'}"
+
+
+def _by_phases(record: CommitRecord, usual: UsualTimes) -> str:
+    """The same where nobody was blamed: by the phase that took longer than usual."""
     spent = {phase: record.seconds.get(phase, 0.0) for phase in PHASES}
     idle = max(usual.took - sum(spent.values()), 0.0)
     took = usual.took or sum(spent.values())
-    if not usual.wall or took < LONG * usual.wall:
-        return f"It took about as long as usual; {record.reason}." if usual.wall else f"{record.reason}."
+    if not usual.wall:
+        return _sentence(record.reason, record)
+    if took < slowness.SLOW_TIMES * usual.wall:
+        how = "was quicker than usual" if took < QUICK * usual.wall else "took about as long as usual"
+        return f"It {how}; {record.reason}."
     more = {phase: spent[phase] - usual.phases[phase] for phase in PHASES}
     more["idle"] = idle - max(usual.wall - sum(usual.phases.values()), 0.0)
     most = max(more, key=lambda phase: more[phase])

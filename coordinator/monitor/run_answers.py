@@ -21,13 +21,23 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.series import SeriesTable
 from atoll.coordinator.monitor import round_story
+from atoll.coordinator.monitor.alerts import CONVICTIONS
 from atoll.coordinator.monitor.contributions import DEFAULT_ACCOUNTS, MAX_ACCOUNTS
 from atoll.coordinator.monitor.curves import CurvesAsked, curves, names_asked
 from atoll.coordinator.monitor.event_search import DEFAULT_EVENTS, MAX_EVENTS, MAX_SEARCH, found_events
+from atoll.coordinator.monitor.figures import GONE_MEMORY
 from atoll.coordinator.monitor.links import links
-from atoll.coordinator.monitor.members import mark_slow
-from atoll.coordinator.monitor.node_story import MAX_POINTS, node_series, rounds_to_read
+from atoll.coordinator.monitor.members import is_here, mark_slow
+from atoll.coordinator.monitor.node_story import (
+    MAX_POINTS,
+    NodeSeries,
+    last_there,
+    membership_change,
+    node_series,
+    rounds_to_read,
+)
 from atoll.coordinator.monitor.pace import pace_of
+from atoll.coordinator.monitor.period import period
 from atoll.coordinator.monitor.recorded import RecordedRun, recorded_snapshot
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
@@ -37,6 +47,8 @@ MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and
 RECENT_EVENTS = 60  # that a look back at the run has
 ROUND_EVENTS = 100  # that a round's own answer has
 NODE_EVENTS, NODE_NOTES = 50, 5000  # that a node's has; notes that are looked at for them
+MAX_PUT_OUT = 6  # members that were put out and are told of
+MAX_NAMED_MARKS, MAX_CHANGES = 8, 500  # marks of an answer that name members; rounds whose change is remembered
 RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
 Answer = dict[str, Any]
 Query = Mapping[str, str]
@@ -69,6 +81,11 @@ class RunSource(Protocol):
 
     def snapshot(self) -> Answer | None:
         """The run now, in the event loop's thread; None: as of its last record."""
+        ...
+
+    def put_out(self) -> list[tuple[float, Decision]]:
+        """The decisions, with their times, by which members were put out or pardoned; blocks. Empty where looking
+        for them is a long search."""
         ...
 
     def pending(self) -> CommitRecord | None:
@@ -118,6 +135,7 @@ class RunAnswers:
         self._source, self._records = source, source.records
         self._told: tuple[int, Answer] | None = None  # the last round, and its story
         self._read: tuple[int, Answer | None] = (0, None)  # a round with a validation loss, and what was written
+        self._changes = dict[int, str]()  # by round: who came and went, in words
 
     @property
     def last(self) -> int:
@@ -168,10 +186,14 @@ class RunAnswers:
         end = int(np.searchsorted(rounds, upto, "right"))
         known = np.flatnonzero(np.isfinite(losses[:end]))
         loss = float(losses[known[-1]]) if len(known) else None
+        void = int(np.count_nonzero(series.column("void")[:end]))
         last = newest.round if newest is not None else int(rounds[end - 1]) if end else 0
         mark_slow(said["members"], at_work)
         return said | {
             "now": now,
+            "events": self._with_names(said["events"]),
+            "void_rounds": void,
+            "put_out": self._put_out(said["members"], now),
             "live": self._source.live,
             "train_loss": newest.train_loss if newest is not None else loss,
             "pace": asdict(pace) | {"seconds_left": 0.0 if finished else pace.seconds_left},
@@ -184,24 +206,40 @@ class RunAnswers:
         }
 
     def _last_round(self, number: int) -> Answer | None:
-        if self._told is None or self._told[0] != number:
-            try:
-                record = self._record(number)
-            except NotThere:
-                return None
-            usual = round_story.usual_times(self._records.series(), record)
-            self._told = (
-                number,
-                {
-                    **{
-                        "round": number,
-                        "seconds": usual.took or sum(record.seconds.values()),
-                        "usual": usual.wall,
-                    },
-                    **{"why": round_story.why(record, usual), "verdict": round_story.verdict_of(record)},
-                },
-            )
-        return self._told[1]
+        if self._told is not None and self._told[0] == number:
+            return self._told[1]
+        try:
+            record = self._record(number)
+        except NotThere:
+            return None
+        usual = round_story.usual_times(self._records.series(), record)
+        told: Answer = {
+            **{"round": number, "seconds": usual.took or sum(record.seconds.values()), "usual": usual.wall},
+            **{"why": round_story.why(record, usual), "verdict": round_story.verdict_of(record)},
+            **{"reason": record.reason, "void": record.void},
+        }
+        if number <= self.last:  # else its record is not complete: its verdict is still to come
+            self._told = number, told
+        return told
+
+    def _put_out(self, members: list[Answer], now: float) -> list[Answer]:
+        """The latest members that were put out in the last day before `now` and are not back."""
+        latest = {d.node: (at, d) for at, d in self._source.put_out() if at <= now}
+        here = {m["node_id"] for m in members if is_here(m)}
+        found: list[Answer] = [
+            {
+                **{"node_id": node, "name": d.name or node, "consequence": d.consequence, "round": d.round},
+                **{"at": at, "sentence": d.evidence.sentence},
+            }
+            for node, (at, d) in latest.items()
+            if d.consequence in CONVICTIONS and now - at < GONE_MEMORY and node not in here
+        ]
+        return sorted(found, key=lambda one: -one["at"])[:MAX_PUT_OUT]
+
+    def _with_names(self, events: list[Answer]) -> list[Answer]:
+        """The events with the names of the nodes that they are about; empty: it is not known."""
+        nodes = self._source.facts().nodes
+        return [e | {"name": nodes[e["node"]].name if e["node"] in nodes else ""} for e in events]
 
     def _newest_passage(self, upto: int, newest: CommitRecord | None) -> Answer | None:
         """What the model wrote when its loss was last measured, by round `upto` or by the record behind it."""
@@ -267,7 +305,7 @@ class RunAnswers:
             "passage": passage_of(record),
             "waterfall": round_story.waterfall(record),
             "slow": round_story.slow_nodes(record),
-            "events": found_events(notes, after=since, limit=ROUND_EVENTS)["events"],
+            "events": self._with_names(found_events(notes, after=since, limit=ROUND_EVENTS)["events"]),
             "last": self._records.series().last,
         }
 
@@ -280,19 +318,44 @@ class RunAnswers:
             end=_real(query, "to"),
             points=_number(query, "points", CurvesAsked().points),
         )
-        return curves(self._records.series(), asked)
+        found = curves(self._records.series(), asked)
+        return found | {"marks": self._with_who(found["marks"])}
+
+    def _with_who(self, marks: list[Answer]) -> list[Answer]:
+        """The marks, the latest of those on members with their names."""
+        changes = [mark for mark in marks if mark["kind"] in ("gone", "joined")][-MAX_NAMED_MARKS:]
+        for number in {mark["round"] for mark in changes} - self._changes.keys():
+            before, after = self._names_in(number - 1, number)
+            self._changes[number] = membership_change(before, after)
+        while len(self._changes) > MAX_CHANGES:
+            del self._changes[next(iter(self._changes))]
+        said = {mark["round"]: self._changes.get(mark["round"], "") for mark in changes}
+        return [
+            m | {"text": f"round {m['round']:,}: {who}"} if (who := said.get(m["round"])) else m for m in marks
+        ]
+
+    def _names_in(self, *rounds: int) -> list[dict[NodeId, str]]:
+        """The names of those in each of these rounds; empty where its record is not there."""
+        found = {view.round: view.names for view in self._records.views(rounds)}
+        return [found.get(number, {}) for number in rounds]
 
     def node(self, query: Query) -> Answer:
         """One node: `node` ID, in the rounds `from` to `to`, of which `points` are looked at."""
         node = NodeId(query.get("node", ""))
-        last = self._records.series().last
-        first = max(_number(query, "from", max(last - MAX_POINTS + 1, 1)), 1)
-        end = min(_number(query, "to", last), last)
-        rounds = rounds_to_read(first, end, _number(query, "points", MAX_POINTS))
-        series, name = node_series(self._records.views(rounds), node)
+        last, points = self._records.series().last, _number(query, "points", MAX_POINTS)
         held = [(at, d) for at, d in self._records.decisions() if d.node == node]
+
+        def read(end: int) -> tuple[NodeSeries, str]:
+            first = max(_number(query, "from", max(end - MAX_POINTS + 1, 1)), 1)
+            return node_series(self._records.views(rounds_to_read(first, end, points)), node)
+
+        series, name = read(min(_number(query, "to", last), last))
+        if not query.keys() & {"from", "to"} and last_there(series) is None:
+            # It is gone: its own last rounds, as far as they are found.
+            seen = self._last_round_of(node) or (held[-1][1].round if held else None)
+            series, name = (series, name) if seen is None else read(min(seen, last))
         account = self._source.account(node)
-        known = node in self._source.facts().nodes or any(b is not None for b in series["bytes_up"])
+        known = node in self._source.facts().nodes or last_there(series) is not None
         if account is None and not held and not known:
             raise NotThere(f"no node {node[:40]!r} is known")
         notes = islice(self._records.iter_notes(), NODE_NOTES)
@@ -300,19 +363,39 @@ class RunAnswers:
             "node_id": node,
             "name": name or (account["name"] if account else held[-1][1].name if held else ""),
             "account": account,
+            "standing": held[-1][1].consequence if held and held[-1][1].consequence in CONVICTIONS else "",
             "series": series,
+            "last": last,
             "evidence": [{"at": at} | msgspec.to_builtins(d) for at, d in held[-NODE_EVENTS:]],
-            "events": [
-                {"at": at, "node": note.node, "sentence": note.sentence} for at, note in notes if note.node == node
-            ][:NODE_EVENTS],
+            "events": self._with_names(
+                [
+                    {"at": at, "node": note.node, "sentence": note.sentence}
+                    for at, note in notes
+                    if note.node == node
+                ][:NODE_EVENTS]
+            ),
         }
 
+    def _last_round_of(self, node: NodeId) -> int | None:
+        """The last round in which the node was, by a look at some of all rounds, and at those behind the last of
+        them that has it; None: none of them has."""
+        first, end, seen = 1, self._records.series().last, None
+        while rounds := rounds_to_read(first, end, MAX_POINTS):
+            seen = last_there(node_series(self._records.views(rounds), node)[0]) or seen
+            if seen is None or len(rounds) < 2 or (step := rounds[1] - rounds[0]) == 1:
+                break
+            first, end = seen + 1, min(seen + step - 1, end)
+        return seen
+
     def events(self, query: Query) -> Answer:
-        """What was noted `after` a time and `before` another, with all words of `search`; `limit` of it."""
+        """What was noted `after` a time and `before` another, with all words of `search`; `limit` of it. Where
+        both are given, `period`: the rounds in between."""
         before, after = _real(query, "before"), _real(query, "after")
         limit = min(max(_number(query, "limit", DEFAULT_EVENTS), 1), MAX_EVENTS)
         notes = self._records.iter_notes(inf if before is None else before)
-        return found_events(notes, query.get("search", "")[:MAX_SEARCH], after or 0.0, limit)
+        found = found_events(notes, query.get("search", "")[:MAX_SEARCH], after or 0.0, limit)
+        between = None if after is None or before is None else period(self._records.series(), after, before)
+        return found | {"events": self._with_names(found["events"]), "period": between}
 
     def links(self, query: Query) -> Answer:
         """Regions and links now, or as the plan of `round` had them."""

@@ -116,7 +116,9 @@ class RunWeb:
         if self._listeners >= MAX_LISTENERS:
             return PlainTextResponse(f"{MAX_LISTENERS} pages follow the run already: ask /api/run\n", 503)
         packed = _takes_gzip(request)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | _packed_headers(packed)
+        # Its connection ends with it: the next stream on the same one would be cut in its midst.
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Connection": "close"}
+        headers |= _packed_headers(packed)
         events = self._events(request.headers.get("last-event-id", ""), packed)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from control_nodes import Coordinator, Node, coordinator, digest
+from control_nodes import CONFIG, Coordinator, Node, coordinator, digest
 from page.browsing import Opener, Served
 
+from atoll.comm.config.run import RunConfig
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.monitor import web
 from atoll.coordinator.monitor.http import app
@@ -18,10 +20,10 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 @contextmanager
-def living(served: Served, folder: Path) -> Iterator[tuple[str, Coordinator]]:
+def living(served: Served, folder: Path, config: RunConfig = CONFIG) -> Iterator[tuple[str, Coordinator]]:
     """The page's URL, and the coordinator behind it."""
     stack = AsyncExitStack()
-    here: Coordinator = served.do(stack.enter_async_context(coordinator(folder)))
+    here: Coordinator = served.do(stack.enter_async_context(coordinator(folder, config)))
     try:
         with served.serve(app(here.event_loop, here.records, "reef")) as url:
             try:
@@ -32,7 +34,7 @@ def living(served: Served, folder: Path) -> Iterator[tuple[str, Coordinator]]:
         served.do(stack.aclose())
 
 
-async def commit(*nodes: Node, number: int) -> None:
+async def commit(*nodes: Node, number: int, last: bool = False) -> None:
     for node in nodes:
         await node.report(pb.Fence(round=number), steps_reached=pb.StepsReached())
     for node in nodes:
@@ -42,7 +44,7 @@ async def commit(*nodes: Node, number: int) -> None:
     for node in nodes:
         await node.sees(lambda v: v.committed == number)
         await node.report(state_reported=pb.StateReported(round=number, digest=digest(f"state {number}")))
-    for node in nodes:
+    for node in () if last else nodes:
         await node.sees(lambda v: v.train.round == number + 1)
 
 
@@ -102,3 +104,21 @@ def test_where_no_stream_is_to_be_had_the_page_asks_again_and_again(
         served.do(ada.heartbeat(phase="inner", tokens_per_s=77.0))
         reader.wait("document.getElementById('members').textContent.includes('77')")
         reader.wrong.clear()  # the browser says that the stream was refused
+
+
+def test_when_a_finished_runs_coordinator_is_gone_the_page_says_that_the_run_is_over(
+    tab: Opener, served: Served, tmp_path: Path
+) -> None:
+    one_round = replace(CONFIG, rounds=replace(CONFIG.rounds, total=1))
+    with living(served, tmp_path, one_round) as (url, c):
+        ada, bo = c.node(), c.node()
+        served.do(ada.at_work(name="ada"))
+        served.do(bo.at_work(name="bo"))
+        reader = tab(url)
+        reader.go()
+        served.do(commit(ada, bo, number=1, last=True))
+        reader.wait("document.querySelectorAll('#figures dt')[4].textContent === 'Finished'")
+        assert reader.text("#over") == ""
+    reader.wait("document.getElementById('over').textContent.startsWith('The run is over')")
+    assert reader.text("#trouble") == ""
+    reader.wrong.clear()  # the browser says that nobody answered

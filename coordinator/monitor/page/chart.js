@@ -1,19 +1,26 @@
 // Curves by uPlot: zoom by dragging, buttons, keys and ctrl + wheel; values of the point at the cursor in words; marks.
+const TIME_STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 432000, 864000]; // seconds
+const timeTick = (value, ticks) => { // all in the unit of the largest
+  const most = ticks[ticks.length - 1], [size, unit] = most >= 7200 ? [3600, "h"] : most >= 120 ? [60, "min"] : [1, "s"];
+  return `${+(value / size).toFixed(1)} ${unit}`;
+};
 const KINDS = {
   loss: { label: "loss", curves: { train_loss: "train", val_loss: "validation" }, say: digits, unit: "nats a token" },
   speed: { label: "tokens a second", curves: { tokens_per_s: "tokens/s" }, say: short, unit: "tokens/s" },
-  time: { label: "seconds of a round", curves: { wall: "whole round", inner: "training", collect: "closing", reduce: "exchange", commit: "commit" }, say: v => v == null ? "" : span(v), unit: "s" },
+  time: { label: "time of a round", curves: { wall: "whole round", inner: "training", collect: "closing", reduce: "exchange", commit: "commit" }, say: v => v == null ? "" : span(v), unit: "s", clip: true, incrs: TIME_STEPS, tick: timeTick },
   members: { label: "members", curves: { members: "members", contributors: "contributors" }, say: v => v == null ? "" : count(v), unit: "" },
   traffic: { label: "bytes of a round", curves: { bytes_up: "sent", bytes_down: "received" }, say: bytes, unit: "B" },
 };
 const AXES = { round: "round", tokens: "tokens", time: "time" };
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const ZOOM = 0.5, PAN = 0.25;
+const ZOOM = 0.5, PAN = 0.25, PAGE = 0.1; // of what is shown
+const MARK_REACH = 4; // pixels from a mark, in which its round is meant
+const CLIP_QUANTILE = 0.98, CLIP_FACTOR = 2.5; // what is so much above that quantile of its curve flattens the rest
 
 class Chart {
   // `place`: where it is drawn; `says`: where the values at the cursor are told; `pick(index)`: a point was chosen.
   constructor(place, says, { pick, zoomed }) {
-    Object.assign(this, { place, says, pick, zoomed, plot: null, data: null, marks: [], at: null, pinned: null });
+    Object.assign(this, { place, says, pick, zoomed, plot: null, data: null, marks: [], beyond: [], top: null, at: null, pinned: null });
     // A browser tells of moves of a mouse that lies still, too, when something below it changes.
     place.addEventListener("mousemove", event => { if (event.movementX || event.movementY) this.pinned = null; });
     place.tabIndex = 0;
@@ -30,8 +37,23 @@ class Chart {
     Object.assign(this, { data, shape, pinned: same && at >= 0 ? at : null });
     if (!same) this.build();
     this.given = range || this.whole();
+    this.clip();
     this.plot.setData([data.x, ...Object.keys(shape.curves).map(name => data.rows[name])], false);
     this.plot.setScale("x", this.given);
+  }
+  // Where the axis ends when few points would flatten all others; `beyond`: those points.
+  clip() {
+    const { x } = this.data, { min, max } = this.given, inside = x.map((v, i) => v >= min && v <= max ? i : -1).filter(i => i >= 0);
+    Object.assign(this, { top: null, beyond: [] });
+    if (!this.shape.clip || inside.length < 20) return;
+    let usual = 0;
+    for (const name in this.shape.curves) {
+      const known = inside.map(i => this.data.rows[name][i]).filter(v => v != null).sort((a, b) => a - b);
+      if (known.length) usual = Math.max(usual, known[Math.floor(CLIP_QUANTILE * (known.length - 1))]);
+    }
+    const limit = CLIP_FACTOR * usual, highest = i => Math.max(...Object.keys(this.shape.curves).map(name => this.data.rows[name][i] ?? 0));
+    const beyond = inside.filter(i => highest(i) > limit).map(i => ({ index: i, value: highest(i) }));
+    if (usual > 0 && beyond.length) Object.assign(this, { top: limit, beyond });
   }
   whole() {
     const { x } = this.data, first = x[0] ?? 0, last = x[x.length - 1] ?? 1;
@@ -48,18 +70,19 @@ class Chart {
       legend: { show: false }, cursor: { drag: { x: true, y: false, dist: 5 }, points: { size: 6 } },
       axes: [
         { ...axis, space: 70, ...(this.shape.time ? {} : { values: (u, ticks) => ticks.map(t => this.shape.axis === "tokens" ? short(t) : Number.isInteger(t) ? count(t) : "") }) },
-        { ...axis, size: 62, values: (u, ticks) => ticks.map(t => this.shape.tick(t)) },
+        { ...axis, size: 62, values: (u, ticks) => ticks.map(t => this.shape.tick(t, ticks)), ...(this.shape.incrs ? { incrs: this.shape.incrs } : {}) },
       ],
       series: [{}, ...names.map(([, label], i) => ({ label, stroke: css(`--curve-${i}`), width: 1.6, spanGaps: true, points: { show: u => u.data[0].length < 60 } }))],
       hooks: { draw: [u => this.drawMarks(u)], setScale: [(u, key) => key === "x" && this.rescaled()], setCursor: [() => this.tell()] },
     }, [[], ...names.map(() => [])], this.place);
     this.plot.over.addEventListener("click", event => {
       const moved = this.plot.select.width > 5;
-      if (!moved && this.plot.cursor.idx != null && event.detail === 1) this.pick(this.plot.cursor.idx);
+      if (!moved && this.index != null && event.detail === 1) this.pick(this.index);
     });
   }
   room(low, high) {
     if (low == null) return [0, 1];
+    high = Math.min(high, this.top ?? high);
     const more = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
     return [this.shape.zero ? Math.min(low, 0) : low - more, high + more];
   }
@@ -71,8 +94,15 @@ class Chart {
     this.given = { min, max };
     this.zoomed({ min, max });
   }
-  // The point at the cursor; keys say exactly which, where several are in a pixel.
-  get index() { return this.pinned ?? this.plot.cursor.idx; }
+  // The point at the cursor; keys say exactly which, where several are in a pixel, and a mark has its round.
+  get index() { return this.pinned ?? this.marked() ?? this.plot.cursor.idx; }
+  marked() {
+    const { left } = this.plot.cursor, far = mark => Math.abs(this.plot.valToPos(mark.x, "x") - left);
+    if (left == null || left < 0) return null;
+    const near = this.marks.filter(mark => far(mark) <= MARK_REACH).sort((a, b) => far(a) - far(b))[0];
+    const at = near ? this.data.round.indexOf(near.round) : -1;
+    return at < 0 ? null : at;
+  }
   tell() {
     const { index } = this;
     if (index == null || index >= this.data.x.length) return text(this.says, this.hint || "");
@@ -80,12 +110,8 @@ class Chart {
       const value = this.data.rows[name][index];
       return value == null ? null : `${label} ${this.shape.say(value)}`;
     });
-    const near = this.nearMark(this.data.x[index]);
-    text(this.says, [this.data.describe(index), ...values.filter(Boolean), near && near.text].filter(Boolean).join(" · "));
-  }
-  nearMark(x) {
-    const { min, max } = this.plot.scales.x, reach = (max - min) * 8 / Math.max(this.place.clientWidth, 1);
-    return this.marks.find(mark => Math.abs(mark.x - x) <= reach);
+    const mark = this.marks.find(one => one.round === this.data.round[index]);
+    text(this.says, [this.data.describe(index), ...values.filter(Boolean), mark && mark.text].filter(Boolean).join(" · "));
   }
   drawMarks(u) {
     const { ctx, bbox } = u, { min, max } = u.scales.x;
@@ -100,6 +126,11 @@ class Chart {
     const colors = { void: css("--bad"), retried: css("--warn"), gone: css("--odd"), joined: css("--good") };
     for (const mark of this.marks) line(mark.x, colors[mark.kind], [3, 4]);
     if (this.at != null) line(this.at, css("--text"), []);
+    for (const { index } of this.beyond) { // an arrow up
+      const at = u.valToPos(this.data.x[index], "x", true), half = 5 * devicePixelRatio;
+      ctx.fillStyle = colors.void;
+      ctx.beginPath(); ctx.moveTo(at, bbox.top); ctx.lineTo(at - half, bbox.top + 2 * half); ctx.lineTo(at + half, bbox.top + 2 * half); ctx.fill();
+    }
   }
   zoom(factor, middle) {
     if (!this.plot) return;
@@ -127,15 +158,19 @@ class Chart {
     else if (step) this.move(step);
     else if (event.key === "+" || event.key === "=") this.zoom(ZOOM);
     else if (event.key === "-") this.zoom(1 / ZOOM);
-    else if (event.key === "0" || event.key === "Escape") this.all();
+    else if (event.key === "0" || event.key === "Escape" && this.closer) this.all();
+    else if (event.key === "Home" || event.key === "End") this.move(event.key === "Home" ? -Infinity : Infinity);
+    else if (event.key === "PageUp" || event.key === "PageDown") this.move(event.key === "PageUp" ? -PAGE : PAGE);
     else if (event.key === "Enter" && this.index != null) this.pick(this.index);
     else return;
     event.preventDefault();
   }
-  move(step) {
+  get closer() { return !!this.span && (this.given.min > this.span[0] || this.given.max < this.span[1]); }
+  move(step) { // by points; less than one is a share of those shown
     const { x } = this.data, { min, max } = this.plot.scales.x;
     const first = Math.max(x.findIndex(v => v >= min), 0), last = x.findLastIndex(v => v <= max);
-    const next = Math.min(Math.max((this.index ?? (step > 0 ? first - 1 : last + 1)) + step, first), last);
+    const by = Math.abs(step) < 1 ? Math.sign(step) * Math.max(Math.round(Math.abs(step) * (last - first)), 1) : step;
+    const next = Math.min(Math.max((this.index ?? (step > 0 ? first - 1 : last + 1)) + by, first), last);
     this.pinned = next;
     this.plot.setCursor({ left: this.plot.valToPos(x[next], "x"), top: this.place.clientHeight / 3 });
     this.tell();

@@ -7,7 +7,7 @@ async function showContributions() {
   const share = tokens => percent(said.tokens ? tokens / said.tokens : 0);
   const first = said.nodes[0], best = said.owners[0];
   text(byId("credit"), !first ? "Nobody has contributed yet." :
-    `${plural(said.nodes_total, "node")}${said.owners_total ? ` of ${plural(said.owners_total, "owner")}` : ""} contributed ${short(said.tokens)} tokens in ${plural(said.committed, "round")}. ` +
+    `${plural(said.nodes_total, "node")}${said.owners_total ? ` of ${plural(said.owners_total, "owner")}` : ""} contributed ${short(said.tokens)} tokens in ${plural(said.committed - current.newest.void_rounds, "round")}. ` +
     `Most came from ${best ? `${best.owner || "an owner not known"} (${share(best.tokens)}), and ` : ""}node ${first.name} (${share(first.tokens)}).` +
     (said.uncredited ? ` ${short(said.uncredited)} tokens are nobody's: the run kept no accounts then.` : ""));
   byId("owners-part").hidden = !said.owners.length;

@@ -3,14 +3,31 @@ const HOUR = 3600, EVENTS = 100;
 const asked = { search: "", after: null, before: null };
 let listed = [], older = null, upTo = null; // `upTo`: seconds, while looking back
 
-const eventLine = event => element("li", {},
-  element("time", { datetime: dateOf(event.at).toISOString() }, moment(event.at)),
-  event.node ? element("a", { href: `#/node/${encodeURIComponent(event.node)}` }, event.node) : null,
-  `${event.node ? " " : ""}${event.sentence}`);
+const eventLine = event => element("li", {}, hourButton(event.at), " ", ...eventWords(event));
+
+// A time that leads to the events of its hour.
+const hourButton = at => element("button", { type: "button", class: "when", title: "What happened in this hour", onclick: () => visitHour(at) },
+  element("time", { datetime: dateOf(at).toISOString() }, moment(at)));
+
+// The sentence, in which the name of the node that it is about leads to the node; where it is not in it, before it.
+function eventWords({ node, name, sentence: words }) {
+  if (!node) return [words];
+  const known = name || nameOf(node), link = element("a", { href: `#/node/${encodeURIComponent(node)}` }, known);
+  const at = wordAt(words, known);
+  return at < 0 ? [link, ` ${words}`] : [words.slice(0, at), link, words.slice(at + known.length)];
+}
+function wordAt(words, name) { // -1: it is not there, or only as a part of another word
+  const inWord = character => /[\p{L}\p{N}_-]/u.test(character ?? "");
+  for (let at = words.indexOf(name); at >= 0; at = words.indexOf(name, at + 1))
+    if (!inWord(words[at - 1]) && !inWord(words[at + name.length])) return at;
+  return -1;
+}
+const nameOf = node => { const member = current.run && current.run.members.find(m => m.node_id === node); return member ? member.name : node; };
 const eventKey = event => `${event.at} ${event.sentence}`;
 
 async function loadEvents(more = false) {
-  const before = more ? older : asked.before ?? upTo;
+  const end = asked.before == null ? upTo : Math.min(asked.before, upTo ?? Infinity);
+  const before = more ? older : end;
   const said = await ask("events", { search: asked.search, after: asked.after, before, limit: EVENTS });
   listed = more ? [...listed, ...said.events] : said.events;
   older = said.before;
@@ -19,16 +36,21 @@ async function loadEvents(more = false) {
   byId("events-older").hidden = older == null;
   const found = listed.length ? "" : older == null ? "No such event." : "None among the latest; older ones may be.";
   if (asked.after == null) text(byId("events-says"), found);
-  else text(byId("events-says"), `${moment(asked.after)} to ${clock(asked.before)}: ${plural(listed.length, "event")}${older == null ? "" : " and more"}. ${await hourStory()}`);
+  else if (end <= asked.after) text(byId("events-says"), `${moment(asked.after)} is after round ${count(current.at)}, as of which the run is shown.`);
+  else text(byId("events-says"), `${moment(asked.after)} to ${clock(end)}: ${plural(listed.length, "event")}${older == null ? "" : " and more"}. ${hourStory(more ? hour : hour = said.period, end)}`);
 }
 
-// The rounds of the hour that is looked at.
-async function hourStory() {
-  const said = await ask("series", { x: "time", names: "train_loss", from: asked.after, to: asked.before, points: 100 });
-  const inside = said.at.map((at, i) => [at, i]).filter(([at]) => at >= asked.after && at <= asked.before).map(([, i]) => i);
-  if (!inside.length) return "No round was committed.";
-  const [a, b] = [inside[0], inside[inside.length - 1]], loss = said.series.train_loss;
-  return `${plural(said.inside, "round")} committed, ${count(said.round[a])} to ${count(said.round[b])}; train loss ${digits(loss[a])} to ${digits(loss[b])}.`;
+// The rounds of the hour that is looked at; of one outside the run, where the run is.
+let hour = null;
+function hourStory(period, end) {
+  if (!period) return "No round was committed.";
+  const { committed, rounds, train_loss: loss } = period;
+  const words = rounds ? [`${plural(committed, "round")} committed, ${count(rounds[0])}${committed > 1 ? ` to ${count(rounds[1])}` : ""}`] : ["No round was committed"];
+  if (period.void) words[0] += `, and ${count(period.void)} void`;
+  if (loss) words.push(`train loss ${digits(loss[0])}${committed > 1 ? ` to ${digits(loss[1])}` : ""}`);
+  const outside = end <= period.began ? ` The run began later: its first round was committed on ${moment(period.began)}.`
+    : asked.after > period.ended ? ` ${current.live ? "The latest round" : "The run ended before: its last round"} was committed on ${moment(period.ended)}.` : "";
+  return `${words.join("; ")}.${outside}`;
 }
 
 function addEvents(events) { // of a living run, the latest last
@@ -50,6 +72,11 @@ function showHour(at) {
   Object.assign(asked, { after: start, before: start + HOUR });
   byId("events-hour").value = hourField(start);
   reloadEvents();
+}
+function visitHour(at) {
+  leaveView();
+  showHour(at);
+  byId("events-title").focus();
 }
 const hourNow = () => asked.after ?? (current.run ? current.run.now : Date.now() / 1000);
 byId("events-search").addEventListener("input", settled(() => { asked.search = byId("events-search").value.trim(); reloadEvents(); }, 250));

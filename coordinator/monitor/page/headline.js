@@ -1,9 +1,9 @@
 // The run in figures, its phase and why, and what the last round was like.
-const FIGURES = ["Loss", "Tokens", "Tokens a second", "Goodput", "Finished", "Round"];
+const FIGURES = ["Loss", "Tokens", "Tokens a second", "Goodput", "Finishes", "Round"];
 const figures = Object.fromEntries(FIGURES.map(name => {
-  const value = element("span"), note = element("small");
-  byId("figures").append(element("div", {}, element("dt", {}, name), element("dd", {}, value, note)));
-  return [name, { value, note }];
+  const label = element("dt", {}, name), value = element("span"), note = element("small");
+  byId("figures").append(element("div", {}, label, element("dd", {}, value, note)));
+  return [name, { label, value, note }];
 }));
 
 function figure(name, value, note = "") {
@@ -21,12 +21,15 @@ function showHeadline(run) {
   figure("Tokens", short(run.tokens), count(run.tokens));
   figure("Tokens a second", pace.tokens_per_s == null ? "not known" : short(pace.tokens_per_s), "committed, in the latest rounds");
   figure("Goodput", percent(useful), "of the nodes' time was training that counts");
-  if (done) figure("Finished", "done", run.last_commit_at ? moment(run.last_commit_at) : "");
-  else if (pace.seconds_left != null) figure("Finished", `in ${span(pace.seconds_left)}`, `${soon(run.ends_at)}, at ${span(pace.round_s)} a round`);
-  else figure("Finished", run.rounds_total ? "not known yet" : "open end", run.rounds_total ? "" : "the run has no last round");
-  figure("Round", run.rounds_total ? `${count(run.round)} of ${count(run.rounds_total)}` : count(run.round), plural(run.committed, "round") + " committed");
-  text(byId("phase"), `Round ${run.round}: ${run.phase}. ${sentence(run.phase_reason)}${awaits(run)}${run.draining ? " The coordinator is stopping for a while." : ""}`);
-  showLastRound(run.last_round);
+  text(figures.Finishes.label, done ? "Finished" : "Finishes");
+  if (done) figure("Finishes", "done", run.last_commit_at ? moment(run.last_commit_at) : "");
+  else if (pace.seconds_left != null) figure("Finishes", `in ${span(pace.seconds_left, 0)}`, `${soon(run.ends_at)}, at ${span(pace.round_s)} a round`);
+  else figure("Finishes", run.rounds_total ? "not known yet" : "open end", run.rounds_total ? "" : "the run has no last round");
+  figure("Round", run.rounds_total ? `${count(run.round)} of ${count(run.rounds_total)}` : count(run.round), `${plural(run.committed - run.void_rounds, "round")} committed${run.void_rounds ? `, ${count(run.void_rounds)} void` : ""}`);
+  // A reason that the last round's sentence has is not said twice.
+  const last = run.last_round, said = last && last.round === run.round && last.why.toLowerCase().includes(run.phase_reason.toLowerCase());
+  text(byId("phase"), `Round ${count(run.round)}: ${run.phase}. ${said ? "" : sentence(run.phase_reason)}${awaits(run)}${run.draining ? " The coordinator is stopping for a while." : ""}`);
+  showLastRound(last);
 }
 
 const sentence = words => words ? `${words[0].toUpperCase()}${words.slice(1)}.` : "";

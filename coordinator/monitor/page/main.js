@@ -1,8 +1,9 @@
 // The page: what it follows, and which view is open. The address behind # says which:
 //   #/          the run        #/at/K      the run as of round K
 //   #/node/ID   a node         #/round/K   a round
-// `run` is what is shown, `newest` the latest of a living run, `at` the round that is looked back at (null: now).
-const current = { run: null, newest: null, at: null, live: true, looking: false };
+// `run` is what is shown, `newest` the latest of a living run, `at` the round that is looked back at (null: now),
+// `over`: nobody answers any more.
+const current = { run: null, newest: null, at: null, live: true, over: false, looking: false };
 const zoom = { min: null, max: null };
 const chart = new Chart(byId("chart"), byId("chart-says"), {
   pick: index => { location.hash = `#/round/${chart.data.round[index]}`; },
@@ -26,9 +27,12 @@ async function drawChart() {
   chart.at = current.at == null ? null : placeOf(said, axis);
   chart.show(
     { x: said.x, rows: said.series, round: said.round, describe: i => `Round ${count(said.round[i])}, ${moment(said.at[i])}` },
-    { curves: kind.curves, say: kind.say, tick: value => byId("chart-kind").value === "loss" ? String(+value.toFixed(4)) : short(value), time: axis === "time", axis, zero: kind !== KINDS.loss },
+    { curves: kind.curves, say: kind.say, tick: kind.tick || (value => kind === KINDS.loss ? String(+value.toFixed(4)) : short(value)), time: axis === "time", axis, zero: kind !== KINDS.loss, clip: kind.clip, incrs: kind.incrs },
     zoom.min == null ? (said.span && said.span[1] > said.span[0] ? { min: said.span[0], max: said.span[1] } : null) : { min: zoom.min, max: zoom.max });
   chartKey(byId("chart-key"), kind.curves);
+  const most = chart.beyond.reduce((a, b) => !a || b.value > a.value ? b : a, null);
+  byId("chart-beyond").hidden = !most;
+  if (most) text(byId("chart-beyond"), `Beyond the picture (▲): ${plural(chart.beyond.length, "round")}, up to ${kind.say(most.value)} in round ${count(said.round[most.index])}.`);
   const values = Object.entries(kind.curves).map(([name, label]) => { const known = said.series[name].filter(v => v != null); return known.length ? `${label} from ${kind.say(known[0])} to ${kind.say(known[known.length - 1])}` : ""; });
   byId("chart").setAttribute("aria-label", `Chart of ${kind.label} by ${AXES[axis]}, ${plural(said.inside, "round")}: ${values.filter(Boolean).join(", ")}.`);
   byId("chart").dataset.points = said.x.length;
@@ -39,7 +43,7 @@ async function drawChart() {
 function showMarks(marks) {
   byId("marks-part").hidden = !marks.length;
   text(byId("marks-count"), `${plural(marks.length, "mark")} in the picture`);
-  byId("marks").replaceChildren(...marks.map(mark => element("li", {}, element("a", { href: `#/round/${mark.round}` }, mark.text))));
+  byId("marks").replaceChildren(...marks.map(mark => element("li", {}, element("a", { href: `#/round/${mark.round}` }, `${mark.text[0].toUpperCase()}${mark.text.slice(1)}`))));
 }
 const placeOf = (said, axis) => {
   if (axis === "round") return current.at;
@@ -50,7 +54,7 @@ const redraw = () => drawChart().catch(failed("chart-says"));
 const refine = settled(redraw, 120);
 const freshen = (() => { // at most every two seconds
   let due = 0;
-  return () => { if (due) return; due = setTimeout(() => { due = 0; redraw(); }, 2000); };
+  return () => { if (due) return; due = setTimeout(() => { due = 0; if (!current.over) redraw(); }, 2000); };
 })();
 const everythingAgain = () => { Object.assign(zoom, { min: null, max: null }); redraw(); };
 byId("chart-kind").addEventListener("change", redraw);
@@ -91,7 +95,7 @@ async function lookBack(round) {
     const run = await ask("run", { round });
     if (mine !== look) return;
     current.at = run.committed;
-    byId("past").hidden = false;
+    byId("past").hidden = byId("credit-whole").hidden = false;
     text(byId("past-text"), `The run as of round ${count(run.committed)}, ${moment(run.last_commit_at)}.`);
     text(byId("past-end"), current.live ? "Back to now" : "To its end");
     show(run);
@@ -108,7 +112,7 @@ function now() {
   if (current.at == null) return;
   current.at = null;
   upTo = null;
-  byId("past").hidden = true;
+  byId("past").hidden = byId("credit-whole").hidden = true;
   if (current.newest) show(current.newest);
   reloadEvents();
   showLinks().catch(failed("links-says"));
@@ -132,6 +136,12 @@ function closeView() {
   chart.fit();
   byId("main").focus({ preventScroll: true });
 }
+function leaveView() {
+  if (byId("view").hidden) return;
+  closeView();
+  location.hash = current.at == null ? "#/" : `#/at/${current.at}`;
+}
+addEventListener("keydown", event => { if (event.key === "Escape" && !event.defaultPrevented) leaveView(); });
 function route() {
   const [, kind, ...rest] = location.hash.split("/"), what = decodeURIComponent(rest.join("/"));
   if (!location.hash.startsWith("#/") && location.hash) return; // a place in the page
@@ -142,7 +152,11 @@ function route() {
   else { closeView(); now(); }
 }
 addEventListener("hashchange", route);
-follow(hear, sentence_ => text(byId("trouble"), sentence_));
+follow(hear, words => text(byId("trouble"), words), () => {
+  current.over = true;
+  text(byId("trouble"), "");
+  text(byId("over"), "The run is over; this is its last state.");
+});
 reloadEvents();
 text(byId("zone"), `Times are of the zone ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`);
 if (location.hash.startsWith("#/")) route();

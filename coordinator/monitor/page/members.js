@@ -46,7 +46,8 @@ function sortBy(column) {
   else if (!sorting.down) sorting.down = true;
   else Object.assign(sorting, { column: null, down: false });
   [...byId("members-head").children].forEach((th, i) => {
-    if (i === sorting.column) th.setAttribute("aria-sort", sorting.down ? "descending" : "ascending");
+    // A column of numbers has its largest first.
+    if (i === sorting.column) th.setAttribute("aria-sort", sorting.down === COLUMNS[i][1].startsWith("n") ? "ascending" : "descending");
     else th.removeAttribute("aria-sort");
   });
   showMembers(current.run);
@@ -79,6 +80,8 @@ function showMembers(run) {
     if (cells[1].className !== kind) cells[1].className = kind;
   });
   hideEmpty(shown);
+  byId("members-none").hidden = found.length > 0;
+  text(byId("members-none"), words.length || only ? "No such member." : "Nobody is here.");
   text(byId("members-head").children[7].firstElementChild, run.recorded ? "Of the round" : "Contributed");
   const more = byId("members-more");
   more.hidden = found.length <= FEW;
@@ -95,9 +98,9 @@ function hideEmpty(shown) {
 
 function showAttention(run) {
   const troubled = sorted_by_urgency(run.members.filter(inTrouble));
-  byId("attention").hidden = !troubled.length;
-  const shown = troubled.slice(0, 6), more = troubled.length - shown.length;
-  const items = children(byId("attention-list"), shown.length + (more > 0), () => element("li", {}, element("a"), element("span")));
+  byId("attention").hidden = !troubled.length && !run.put_out.length;
+  const shown = troubled.slice(0, 6), more = troubled.length - shown.length, out = run.put_out;
+  const items = children(byId("attention-list"), shown.length + (more > 0) + out.length, () => element("li", {}, element("a"), element("span")));
   shown.forEach((m, i) => {
     const [link, said] = items[i].children;
     link.href = `#/node/${encodeURIComponent(m.node_id)}`;
@@ -108,6 +111,20 @@ function showAttention(run) {
     const [link, said] = items[shown.length].children;
     link.href = "#members-title"; text(link, `and ${plural(more, "member")} more`); text(said, "");
   }
+  out.forEach((m, i) => {
+    const [link, said] = items[items.length - out.length + i].children;
+    link.href = `#/node/${encodeURIComponent(m.node_id)}`;
+    text(link, `${m.name} (${m.node_id})`);
+    text(said, ` was ${m.consequence} in round ${count(m.round)}: ${m.sentence}`);
+  });
 }
 
 const sorted_by_urgency = members => [...members].sort((a, b) => urgency(a) - urgency(b) || number(a) - number(b));
+
+// A table that is wider than its place says so.
+const hintAtWidth = new ResizeObserver(() => {
+  const place = byId("members").closest(".scroll");
+  byId("members-hint").hidden = place.scrollWidth <= place.clientWidth;
+});
+hintAtWidth.observe(byId("members").closest(".scroll"));
+hintAtWidth.observe(byId("members").closest("table"));

@@ -8,9 +8,21 @@ async function showNode(id) {
   const said = await ask(`node/${encodeURIComponent(id)}`);
   const member = (current.run ? current.run.members : []).find(m => m.node_id === id);
   const name = member ? member.name : said.name || id;
+  const body = [
+    nodeFacts(member, said), member && note(member) ? element("p", { class: inTrouble(member) ? "warn" : "" }, sentence(note(member))) : null,
+    ...nodeChart(id, name, said),
+    element("h3", {}, "Held against it"),
+    said.evidence.length ? element("ol", { class: "events" }, ...[...said.evidence].reverse().map(evidenceLine)) : element("p", {}, "Nothing."),
+    element("h3", {}, "Said of it"),
+    said.events.length ? element("ol", { class: "events" }, ...said.events.map(eventLine)) : element("p", {}, "Nothing."),
+  ];
+  openView(`Node ${name}${name === id ? "" : ` (${id})`}`, body);
+}
+
+function nodeFacts(member, said) {
   const facts = element("dl", { class: "facts" });
+  fact(facts, "State", member && (isHere(member) || !said.standing) ? member.state : said.standing || "gone");
   if (member) {
-    fact(facts, "State", member.state);
     fact(facts, "Role", member.role);
     fact(facts, "Doing", doing(member) || "nothing");
     if (member.version) fact(facts, "Version", member.version);
@@ -20,35 +32,50 @@ async function showNode(id) {
     if (memory(member)) fact(facts, "Memory", bytes(memory(member)));
     fact(facts, "Link", `sends ${rate(member.rate_up)}, receives ${rate(member.rate_down)}`);
     if (member.address) fact(facts, "Address", member.address);
-  } else fact(facts, "State", "not here");
+  }
   const owner = member && member.owner || said.account && said.account.owner;
   if (owner) fact(facts, "Owner", owner);
   if (said.account) fact(facts, "Contributed", `${short(said.account.tokens)} tokens in ${plural(said.account.rounds, "round")}`);
-  const kind = element("select", {}, ...Object.entries(NODE_KINDS).map(([value, { label }]) => element("option", { value }, label)));
-  const place = element("div", { class: "chart" }), says = element("p", { class: "says" });
-  const { series } = said, rows = series.round.length;
-  const body = [
-    facts, member && note(member) ? element("p", { class: inTrouble(member) ? "warn" : "" }, sentence(note(member))) : null,
-    element("h3", {}, rows ? `Rounds ${count(series.round[0])} to ${count(series.round[rows - 1])}` : "No round yet"),
-    element("div", { class: "controls" }, element("label", {}, "Show ", kind)), place, says,
-    element("h3", {}, "Held against it"),
-    said.evidence.length ? element("ol", { class: "events" }, ...[...said.evidence].reverse().map(evidenceLine)) : element("p", {}, "Nothing."),
-    element("h3", {}, "Said of it"),
-    said.events.length ? element("ol", { class: "events" }, ...said.events.map(eventLine)) : element("p", {}, "Nothing."),
-  ];
-  openView(`Node ${name}${name === id ? "" : ` (${id})`}`, body);
-  if (!rows) return place.remove();
-  const chart = new Chart(place, says, { pick: i => { location.hash = `#/round/${series.round[i]}`; }, zoomed: () => {} });
-  place.setAttribute("aria-label", `Curve of node ${name} over the rounds. Arrow keys move, plus and minus zoom, Enter opens a round.`);
-  const draw = () => {
-    const { label, say } = NODE_KINDS[kind.value];
-    chart.span = [series.round[0], series.round[rows - 1]];
-    chart.show({ x: series.round, rows: series, describe: i => `Round ${count(series.round[i])}, ${moment(series.at[i])}` },
-      { curves: { [kind.value]: label }, say, tick: value => short(value), time: false, axis: kind.value });
-  };
-  kind.addEventListener("change", draw);
-  draw();
+  return facts;
 }
 
-const evidenceLine = d => element("li", {}, element("time", { datetime: dateOf(d.at).toISOString() }, moment(d.at)),
-  `Round ${d.evidence.round}: ${d.evidence.offence}, ${d.consequence} (weight ${d.weight}). ${d.evidence.sentence}`);
+// The node's curves: its latest rounds at first, and any others by zooming; they are asked for again.
+function nodeChart(id, name, { series, last }) {
+  const title = element("h3", {}, "No round yet");
+  if (!series.round.length) return [title];
+  const kind = element("select", {}, ...Object.entries(NODE_KINDS).map(([value, { label }]) => element("option", { value }, label)));
+  const place = element("div", { class: "chart" }), says = element("p", { class: "says" });
+  let looks = 0;
+  const look = settled(async ({ min, max }) => {
+    const mine = ++looks;
+    try {
+      const said = await ask(`node/${encodeURIComponent(id)}`, { from: Math.max(Math.floor(min), 1), to: Math.ceil(max) });
+      if (mine !== looks) return;
+      series = said.series;
+      draw({ min, max });
+    } catch (error) { text(says, error.message); }
+  }, 120);
+  const chart = new Chart(place, says, { pick: i => { location.hash = `#/round/${series.round[i]}`; }, zoomed: look });
+  chart.span = [1, last];
+  const draw = range => {
+    const { label, say } = NODE_KINDS[kind.value], { round } = series;
+    chart.show({ x: round, round, rows: series, describe: i => `Round ${count(round[i])}, ${moment(series.at[i])}` },
+      { curves: { [kind.value]: label }, say, tick: value => short(value), time: false, axis: kind.value }, range);
+    text(title, `Rounds ${count(round[0])} to ${count(round[round.length - 1])}`);
+  };
+  kind.addEventListener("change", () => draw(chart.given));
+  draw();
+  place.setAttribute("aria-label", `Curve of node ${name} over the rounds. Arrow keys move, plus and minus zoom, Enter opens a round.`);
+  const button = (words, label, does) => element("button", { type: "button", "aria-label": label, onclick: does }, words);
+  const buttons = element("span", { class: "buttons", role: "group", "aria-label": "Zoom" },
+    button("+", "Zoom in", () => chart.zoom(ZOOM)), button("\u2212", "Zoom out", () => chart.zoom(1 / ZOOM)),
+    button("\u2190", "Earlier", () => chart.pan(-PAN)), button("\u2192", "Later", () => chart.pan(PAN)),
+    element("button", { type: "button", onclick: () => chart.all() }, "Whole run"));
+  return [title, element("div", { class: "controls" }, element("label", {}, "Show ", kind), buttons), place, says];
+}
+
+const CONSEQUENCES = {
+  struck: "Given a strike", "no owner": "Not to own chunks", "no contributor": "In quarantine", evicted: "Evicted", banned: "Banned", pardoned: "Pardoned",
+};
+const evidenceLine = d => element("li", {}, hourButton(d.at),
+  ` ${CONSEQUENCES[d.consequence] || d.consequence} for ${d.evidence.offence.replaceAll("_", " ")} in round ${count(d.evidence.round)}: ${d.evidence.sentence}. Its strikes weigh ${short(d.weight)} together.`);

@@ -1,20 +1,21 @@
 // One round: what it was like, why it took long, where each node's time went, who was slow and by how much.
 const PARTS = { inner: "training", wait: "waiting", exchange: "exchange", recovery: "recovery", paused: "paused", down: "down" };
 const PHASE_WORDS = { inner: "Training", collect: "Closing", reduce: "Exchange", commit: "Commit" };
+const VOID = "It was committed, and then lost with all who had its state. It keeps its number, and nothing of it counts: neither its tokens nor its loss. The run went on from the state before it.";
 const MANY = 60; // nodes that are drawn at first
 
 async function showRound(number) {
   const said = await ask(`round/${encodeURIComponent(number)}`), { record } = said;
   const facts = element("dl", { class: "facts" });
   fact(facts, "Took", `${span(said.seconds)}${said.usual.wall ? `, usually ${span(said.usual.wall)}` : ""}`);
-  fact(facts, "Committed", moment(record.committed_at));
-  fact(facts, "Train loss", record.void ? "void" : digits(record.train_loss));
+  fact(facts, "Committed", hourButton(record.committed_at));
+  if (!record.void) fact(facts, "Train loss", digits(record.train_loss));
   if (record.val_loss != null) fact(facts, "Validation loss", digits(record.val_loss));
-  fact(facts, "Contributors", `${count(Object.keys(record.contributors).length)} of ${plural(record.members.length, "member")}`);
+  if (!record.void) fact(facts, "Contributors", `${count(Object.keys(record.contributors).length)} of ${plural(record.members.length, "member")}`);
   fact(facts, "Attempts", count(record.attempts));
   for (const [phase, seconds] of Object.entries(record.seconds)) fact(facts, PHASE_WORDS[phase] || phase, span(seconds) + usually(said.usual.phases[phase]));
   if (record.predicted) fact(facts, "Exchange as predicted", span(record.predicted));
-  fact(facts, "Same state everywhere", record.digests_equal == null ? "not told" : record.digests_equal ? "yes" : "no");
+  if (!record.void) fact(facts, "Same state everywhere", record.digests_equal == null ? "not told" : record.digests_equal ? "yes" : "no");
   const parts = Object.keys(PARTS).filter(part => said.waterfall.some(row => row[part] > 0.0005));
   const most = Math.max(...said.waterfall.map(row => parts.reduce((sum, part) => sum + (row[part] || 0), 0)), 1e-9);
   const rows = element("tbody");
@@ -22,7 +23,7 @@ async function showRound(number) {
     i === 1 ? element("td") : element("th", { scope: "col", class: i > 1 ? "n wide" : "" }, label));
   const draw = shown => table(rows, shown, ["", "grow", ...parts.map(() => "n wide")], (row, c) => {
     c[0].replaceChildren(nodeLink(row.node_id, row.name));
-    if (!row.contributed) c[0].append(element("small", {}, "without a contribution"));
+    if (!row.contributed && !record.void) c[0].append(element("small", {}, "without a contribution"));
     const lane = element("div", { class: "bar", role: "img", "aria-label": parts.map(part => `${PARTS[part]} ${span(row[part] || 0)}`).join(", ") });
     bar(lane, parts.map(part => [part, row[part] || 0]), most);
     c[1].replaceChildren(lane);
@@ -37,9 +38,10 @@ async function showRound(number) {
       record.round < said.last ? element("a", { href: `#/round/${record.round + 1}` }, "Round after") : null,
       element("a", { href: `#/at/${record.round}` }, "The run as of this round")),
     element("p", { class: record.void ? "bad" : "" }, said.why), facts,
-    element("h3", {}, "Who was slow"),
-    said.slow.length ? element("ul", {}, ...said.slow.slice(0, 30).map(s => element("li", {}, nodeLink(s.node, s.name), s.sentence.startsWith(s.name) ? s.sentence.slice(s.name.length) : `: ${s.sentence}`))) : element("p", {}, "Nobody was much slower than the others."),
-    element("p", {}, sentence(record.reason)),
+    ...(record.void ? [element("h3", {}, "What a void round is"), element("p", {}, VOID)] : []),
+    record.void && !said.slow.length ? null : element("h3", {}, "Who was slow"),
+    record.void && !said.slow.length ? null : said.slow.length ? element("ul", {}, ...said.slow.slice(0, 30).map(s => element("li", {}, nodeLink(s.node, s.name), s.sentence.startsWith(s.name) ? s.sentence.slice(s.name.length) : `: ${s.sentence}`))) : element("p", {}, "Nobody was much slower than the others."),
+    said.why.toLowerCase().includes(record.reason.toLowerCase()) ? null : element("p", {}, sentence(record.reason)),
     element("h3", {}, "Where each node's time went"),
     element("p", { class: "key" }, ...parts.map(part => element("span", {}, swatch(part), PARTS[part]))),
     estimated ? element("p", { class: "says" }, "Estimated from each node's tokens and pace.") : null,

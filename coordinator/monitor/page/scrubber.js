@@ -12,7 +12,7 @@ function fitScrubber(run) {
   if (Number(slider.max) !== last && current.at == null || last > slider.max) slider.max = last;
   const at = atEnd ? last : current.at;
   if (document.activeElement !== slider || atEnd) slider.value = at;
-  slider.setAttribute("aria-valuetext", atEnd ? `now, round ${last}` : `round ${at} of ${last}`);
+  slider.setAttribute("aria-valuetext", atEnd ? `now, round ${count(last)}` : `round ${count(at)} of ${count(last)}`);
   text(byId("scrub-at"), atEnd ? (run.live ? "now" : `round ${count(last)}, the last`) : `round ${count(at)} of ${count(lastRound())}`);
 }
 

@@ -8,13 +8,24 @@ async function ask(path, query = {}) {
 
 const POLL_MS = 3000, SILENCE_MS = 8000;
 
-// Calls `tell(run)` with each snapshot, `trouble(sentence)` when nothing comes. The stream ends now and then and is
-// opened again by the browser; where it cannot be had at all, the run is asked for again and again.
-function follow(tell, trouble) {
-  let run = null, heard = 0, source = null, polling = false;
-  const take = next => { run = next; heard = performance.now(); trouble(""); tell(run); };
+// Calls `tell(run)` with each snapshot, `trouble(sentence)` when nothing comes, `over()` when nothing more can. The
+// stream ends now and then and is opened again by the browser; where it cannot be had at all, the run is asked for
+// again and again.
+function follow(tell, trouble, over) {
+  let run = null, lost = null, source = null, polling = false; // `lost`: since when nobody answers
+  const heard = () => { lost = null; trouble(""); };
+  const take = next => { run = next; heard(); tell(run); };
+  const failed = () => { // whether to give up: a finished run that does not answer twice
+    const again = lost != null;
+    lost ??= performance.now();
+    if (again && run && run.phase === "finished") { source.close(); over(); return true; }
+    return false;
+  };
   const poll = async () => {
-    try { take(await ask("run")); } catch (error) { trouble(`The coordinator does not answer: ${error.message}`); }
+    try { take(await ask("run")); } catch (error) {
+      if (failed()) return;
+      trouble(`The coordinator does not answer: ${error.message}`);
+    }
     if (run && !run.live) return;
     setTimeout(poll, POLL_MS);
   };
@@ -36,9 +47,10 @@ function follow(tell, trouble) {
       });
       take({ ...run, ...change.set, members: [...members, ...Object.values(moved)] });
     });
+    source.onopen = heard; // a run in which nothing changes has nothing to tell
     source.onerror = () => {
-      if (source.readyState === EventSource.CLOSED) fallBack(); // the server refused it
-      else if (performance.now() - heard > SILENCE_MS) trouble("The coordinator does not answer: it is asked again and again");
+      if (source.readyState === EventSource.CLOSED) return fallBack(); // the server refused it
+      if (!failed() && performance.now() - lost > SILENCE_MS) trouble("The coordinator does not answer: it is asked again and again");
     };
   };
   open();

@@ -19,9 +19,9 @@ function short(value) { // 12.3 M
 const bytes = value => value == null ? "" : `${short(value).replace("G", "G").replace(/ ?$/, value < 1000 ? " " : "")}B`;
 const rate = value => value == null ? "not measured" : `${bytes(value)}/s`;
 
-function span(seconds) { // in its two largest units
+function span(seconds, tenths = 1) { // in its two largest units
   if (seconds == null) return "not known";
-  if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 59.95) return `${seconds.toFixed(tenths)} s`;
   const s = Math.round(seconds);
   if (s < 3600) return `${Math.floor(s / 60)} min ${String(s % 60).padStart(2, "0")} s`;
   if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor(s % 3600 / 60)).padStart(2, "0")} min`;

@@ -72,14 +72,19 @@ def test_what_is_not_known_is_left_out() -> None:
     records = [replace(r, committed_at=0.0, train_loss=math.inf) for r in past_runs.records(story)]
     table.extend(map(series_row, records))
     found = curves(table, CurvesAsked(names=("train_loss", "val_loss", "wall")))
-    assert found["round"] == [10, 20, 30] and found["series"]["train_loss"] == [None] * 3
-    assert found["series"]["wall"] == [None] * 3
+    marked = [15, 16, 17]
+    assert found["round"] == [10, *marked, 20, 30] and found["series"]["train_loss"] == [None] * 6
+    assert found["series"]["wall"] == [None] * 6
 
 
 def test_void_rounds_attempts_and_members_that_come_and_go_are_marked() -> None:
     story, table = past_runs.Story(rounds=30), SeriesTable()
     table.extend(map(series_row, past_runs.records(story)))
-    marks = curves(table, CurvesAsked())["marks"]
+    found = curves(table, CurvesAsked(points=4))
+    marks = found["marks"]
+    assert found["series"]["train_loss"][found["round"].index(17)] is None, (
+        "a void round has its point all the same"
+    )
     assert [(mark["round"], mark["kind"]) for mark in marks] == [(15, "gone"), (16, "retried"), (17, "void")]
     assert marks[1]["text"] == "round 16: the exchange took 3 attempts"
 

@@ -3,10 +3,18 @@
 import past_runs
 import pytest
 
+from atoll.comm.ids import NodeId
 from atoll.coordinator.history import record_codec
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.segment import ROUNDS
-from atoll.coordinator.monitor.node_story import MAX_POINTS, MAX_SEGMENTS, node_series, rounds_to_read
+from atoll.coordinator.monitor.node_story import (
+    MAX_POINTS,
+    MAX_SEGMENTS,
+    last_there,
+    membership_change,
+    node_series,
+    rounds_to_read,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +45,8 @@ def test_a_nodes_figures_are_those_of_the_records() -> None:
     assert series["bytes_up"][:5] == [r.bytes_up[past_runs.GONE] for r in records[:5]]
     assert series["tokens_per_s"][3] == records[3].figures[past_runs.GONE].tokens_per_s
     assert series["exchange_s"][3] == records[3].seconds["reduce"] and series["exchange_s"][-1] is None
+    assert last_there(series) == story.middle - 1
+    before, after = (views[number - 1].names for number in (story.middle - 1, story.middle))
+    assert membership_change(before, after) == "kai is gone" and membership_change(after, before) == "kai joined"
+    assert membership_change(before, {NodeId("x"): "max"}) == "ada, bo, cy and 9 more are gone, max joined"
+    assert membership_change({}, after) == "", "it is not known"

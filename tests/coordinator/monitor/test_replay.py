@@ -1,6 +1,7 @@
 """A past run is shown by its records alone: from a state directory, an archive, a store; and in a terminal."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -9,13 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.errors import ConfigError
+from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.cli import replay as replay_command
 from atoll.coordinator.history.record_archive import copy_missing
 from atoll.coordinator.history.record_store import LocalStore
 from atoll.coordinator.history.record_store import opened as opened_store
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.monitor import terminal_replay
-from atoll.coordinator.monitor.replay import opened
+from atoll.coordinator.monitor.recorded import recorded_snapshot
+from atoll.coordinator.monitor.replay import PastRun, opened
 from atoll.coordinator.monitor.run_answers import NotThere, RunAnswers
 from atoll.coordinator.monitor.terminal_replay import Scrubber, moved
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT
@@ -49,8 +52,42 @@ def test_a_run_is_shown_as_of_any_of_its_rounds(state_dir: Path) -> None:
         assert answers.past(1)["passage"] is None, "none was measured yet, also after one was asked for"
         assert answers.past(19)["passage"]["round"] == answers.past(10)["passage"]["round"] == 10
         assert Pruned(past).past(19)["passage"] is None
+        [out] = answers.past(STORY.rounds)["put_out"]
+        assert answers.past(STORY.rounds)["void_rounds"] == 1
+        assert (out["name"], out["consequence"], out["round"]) == ("kai", "banned", STORY.middle)
+        assert answers.past(STORY.middle - 30)["put_out"] == [], "it was there then"
+        [mark] = [m for m in answers.series({})["marks"] if m["kind"] == "gone"]
+        assert mark["text"] == f"round {STORY.middle}: kai is gone"
+        [told] = [e for e in answers.events({"search": "kai evicted"})["events"]]
+        assert (told["node"], told["name"]) == (past_runs.GONE, "kai"), "also of a node that is gone"
         with pytest.raises(NotThere, match="there is no round 0"):
             answers.past(0)
+
+
+class Closing(PastRun):
+    """The record of the last commit is not complete yet."""
+
+    newest: CommitRecord
+
+    def pending(self) -> CommitRecord:
+        return self.newest
+
+
+def test_why_the_last_round_took_long_is_said_by_the_verdict_as_soon_as_there_is_one(state_dir: Path) -> None:
+    with opened(str(state_dir)) as past:
+        run = Closing(past.records, past.facts())
+        run.newest = replace(past_runs.record(STORY, STORY.rounds, 0), round=STORY.rounds + 1)
+        answers = RunAnswers(run)
+
+        def why() -> str:
+            now = recorded_snapshot(run.facts(), run.newest, STORY.rounds + 1, None)
+            said: str = answers.current(now, {})["last_round"]["why"]
+            return said
+
+        assert why().startswith("The exchange took ")
+        verdict = Verdict(Kind.SLOW_LINK, "n9", "ivy", "", "", "the link of ivy is slow", Confidence.TOLD)
+        run.newest = replace(run.newest, verdict=verdict)
+        assert why() == "The link of ivy is slow."
 
 
 class Pruned(RunAnswers):
@@ -107,9 +144,11 @@ def test_decisions_are_found_in_an_archives_records(tmp_path: Path) -> None:
     with opened(str(tmp_path / FOLDER)) as past:
         [(at, decision)] = past.records.decisions()
         assert decision.node == past_runs.GONE and at == story.committed_at(story.middle)
-        assert (
-            RunAnswers(past).node({"node": past_runs.GONE})["evidence"][0]["evidence"]["offence"] == "forged_input"
-        )
+        gone = RunAnswers(past).node({"node": past_runs.GONE})
+        assert gone["evidence"][0]["evidence"]["offence"] == "forged_input" and gone["standing"] == "banned"
+    with opened(str(tmp_path)) as past:
+        there = RunAnswers(past).node({"node": past_runs.GONE})["series"]["round"]
+        assert there == list(range(story.middle - 400, story.middle)), "its own last rounds, not the run's"
 
 
 @pytest.mark.parametrize("place", ["nowhere", "."])

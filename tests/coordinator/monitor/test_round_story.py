@@ -6,7 +6,9 @@ import past_runs
 import pytest
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.causes import slowness
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
+from atoll.coordinator.causes.slowness import MEMORY, RoundPace
 from atoll.coordinator.history.series import SeriesTable, series_row
 from atoll.coordinator.monitor.round_story import UsualTimes, slow_nodes, usual_times, verdict_of, waterfall, why
 from atoll.coordinator.state_machine.events import CommitRecord
@@ -24,8 +26,9 @@ def series(upto: int) -> SeriesTable:
 
 def test_what_rounds_usually_take_is_the_median_of_those_before() -> None:
     usual = usual_times(series(60), LAST)
-    assert usual.wall == 60.0 and usual.took == 98.0
-    assert usual.phases["reduce"] == pytest.approx(6.0, abs=0.5)
+    assert usual.wall == pytest.approx(60.0, abs=1.0) and usual.took == 98.0
+    paces = [RoundPace(**r.seconds) for r in RECORDS[-1 - MEMORY : -1]]
+    assert usual.phases == slowness.usual(paces), "by the same rounds as the run's own verdict"
     assert usual_times(series(59), LAST) == usual, "also while its own row is not there yet"
     assert usual_times(SeriesTable(), RECORDS[0]) == UsualTimes(dict.fromkeys(usual.phases, 0.0), 0.0, 0.0)
 
@@ -43,13 +46,27 @@ def test_a_long_round_is_explained_by_the_phase_that_took_longest_and_who_was_sl
     assert why(away, usual_times(series(60), away)).startswith("Before it the run stood still for 20 min 00 s;")
     usual = RECORDS[20]
     assert why(usual, usual_times(series(60), usual)).startswith("It took about as long as usual;")
+    quick = usual_times(series(60), usual)
+    quick = replace(quick, took=0.7 * quick.wall)
+    assert why(usual, quick) == "It was quicker than usual; a quorum has its 20 steps; gus had less."
+
+
+def test_of_a_void_round_nobody_was_slow_because_nothing_of_it_counts() -> None:
+    [void] = [record for record in RECORDS if record.void]
+    assert [s.what for s in slow_nodes(void)] == ["training"], "what was measured stands"
+    assert (
+        why(void, usual_times(series(60), void)) == f"Round {void.round} is void: nobody has its state any more."
+    )
 
 
 def test_a_verdict_of_the_run_is_said_in_its_words() -> None:
     sentence = "the link from ivy to gus lost 3 % of its packets"
     verdict = Verdict(Kind.PACKET_LOSS, "n8", "ivy", "n6", "gus", sentence, Confidence.TOLD)
     judged = replace(LAST, verdict=verdict)
-    assert verdict_of(judged) == why(judged, usual_times(series(60), judged)) == sentence
+    assert verdict_of(judged) == sentence
+    assert why(judged, usual_times(series(60), judged)) == f"T{sentence[1:]}."
+    named = replace(judged, verdict=replace(verdict, sentence="ivy died"))
+    assert why(named, usual_times(series(60), named)) == "ivy died.", "a name stays as it is"
     assert verdict_of(LAST) == ""
 
 

@@ -176,6 +176,7 @@ def test_a_stream_tells_the_run_then_its_changes_and_ends_by_itself(
             await ada.at_work()
             first = await ask(site, "/api/stream", until=b"event: run")
             assert first.headers["content-type"].startswith("text/event-stream")
+            assert first.headers["connection"] == "close", "else the door cuts the next one on it"
             assert first.body.startswith(b"retry: 500\n\nid: ") and b'"name":"ada"' in first.body
             seen = first.body.split(b"id: ")[1].split(b"\n")[0].decode()
             later = asyncio.create_task(ask(site, "/api/stream", until=b"4321", last_event_id=seen))
