@@ -1,0 +1,43 @@
+"""The attacks: what each is, who makes it, and what about it is by design."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack, by the word that `strangers.WORKS`, `liar.HABITS` or `lying_node` know it by."""
+
+    word: str
+    sentence: str
+    member: bool = True  # it is made by a member; else by somebody with the addresses
+    note: str = ""  # why it costs what it costs, where that is more than nothing
+
+
+STRANGERS = (
+    Attack("health", "1,000 streams of health a second, from members' own address", False),
+    Attack("idle", "1,100 connections at each port that say nothing, from 11 addresses", False),
+    Attack("trickle", "128 connections at each port that say a byte a second", False),
+    Attack("knocks", "840 connections a second at a data port", False),
+    Attack("replays", "a recorded hello at a data port, 50 times a second", False),
+    Attack("joins", "200 joins a second by one key that has a token", False),
+)
+MEMBERS = (
+    Attack("flip:10", "ten times its delta, the other way"),
+    Attack("noise:1e4", "noise, 10,000 times as long as its delta"),
+    Attack("zeros", "zeros in place of its delta"),
+    Attack("replay", "its first delta in every round"),
+    Attack("flip:1e30", "its delta times 1e30, the other way"),
+    Attack("nan", "bytes that decode to NaN"),
+    Attack("bomb", "a zstandard bomb of 64 MiB in place of each chunk"),
+    Attack("seal:1", "noise sealed in every chunk that it owns"),
+    Attack("vast", "one chunk of 1e30 sealed"),
+    Attack("weight", "8 times the samples"),
+    Attack("rate", "a told rate of 1e15 bytes a second"),
+    Attack("orphans", "500 reports of orphans a second"),
+    Attack("mended", "500 reports a second that its memory was mended"),
+    Attack("names", "links under invented names at a data port, by who knows the run's key"),
+    Attack("never seals", "it never seals what it owns"),
+    Attack("never holds", "it never says that it holds the sealed chunks"),
+    Attack("accuses", "it says in every exchange that the same member is unreachable"),
+)
+ATTACKS = (*STRANGERS, *MEMBERS)

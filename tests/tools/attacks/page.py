@@ -1,0 +1,109 @@
+"""docs/attacks.md, made from the trials that docs/attacks.jsonl has."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from attacks.cases import MEMBERS, STRANGERS, Attack
+from attacks.trial import USUAL, USUAL_LENGTHS, Figures, Trial
+
+MEMORY_BOUND = 64 << 20  # bytes
+HEAD = """\
+# What attacks cost
+
+Made by `make attacks`; do not edit. {trials} trials, on {hardware}: [attacks.jsonl](attacks.jsonl).
+
+Each attack of [SECURITY.md](../SECURITY.md#attacks) that real processes can make on one machine is made on a
+run of a coordinator and four honest nodes with rounds of {seconds:.1f} s. Who attacks as a member is a fifth node,
+whose daemon is honest until it is told to begin. A trial is {before} rounds without the attack, {during} with it (as
+long as they are unusual more, {most} at most), and {after} after it. The tables have what honest members and the
+coordinator notice, without -> with it:
+
+- **round**: seconds from one commit to the next, in the middle, and their ratio. *Slow* rounds took more than
+  {usual:g} times the middle of those without: which ones, counted from the attack's first, and the longest of all.
+- **calls**: milliseconds that honest members' heartbeats and reports took, 50 and 95 of 100.
+- **memory**: MB that a process has for itself, at its most; of the coordinator, the honest nodes' daemons and
+  their trainers the one that grew most.
+
+All processes share one machine. Strangers are nice to the others, and before they attack they do the same to a
+port of nobody's: what they take of the processors is in both figures. Processes that have nothing to do with it
+took {others:.2f} cores in the middle, {most_others:.2f} at most.
+"""
+MEMBERS_HEAD = """
+## By a member
+"""
+STRANGERS_HEAD = """
+## By strangers
+"""
+COLUMNS = "| attack | what became of it | round, s | slow | calls, ms: p50; p95 | memory, MB |"
+
+
+def load(path: Path) -> list[Trial]:
+    """All trials of a file of JSON lines."""
+    found = list[Trial]()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        for part in ("before", "during", "after"):
+            row[part] = Figures(**row[part]) if row[part] is not None else None
+        found.append(Trial(**row))
+    return found
+
+
+def page(trials: Sequence[Trial], hardware: str) -> str:
+    """The page."""
+    lengths = USUAL_LENGTHS
+    usual = statistics.median(t.before.seconds for t in trials)
+    others = [figures.others for t in trials for figures in (t.before, t.during)]
+    head = HEAD.format(
+        **{"trials": len(trials), "hardware": hardware, "seconds": usual, "usual": USUAL},
+        **{"before": lengths.before, "during": lengths.during, "most": lengths.most, "after": lengths.after},
+        **{"others": statistics.median(others), "most_others": max(others)},
+    )
+    parts = [head]
+    for title, attacks in ((STRANGERS_HEAD, STRANGERS), (MEMBERS_HEAD, MEMBERS)):
+        rows = [_row(attack, of) for attack in attacks if (of := [t for t in trials if t.attack == attack.word])]
+        parts += [title, "\n".join([COLUMNS, "|---|---|---|---|---|---|", *rows]) + "\n"]
+    return "\n".join(part.strip("\n") + "\n" for part in [*parts, _beyond(trials)])
+
+
+def growth(t: Trial) -> tuple[str, int, int]:
+    """The process that grew most, and its bytes without the attack and with it."""
+    name = max(t.before.memory, key=lambda name: t.during.memory.get(name, 0) - t.before.memory[name])
+    return name, t.before.memory[name], t.during.memory.get(name, 0)
+
+
+def _middle(trials: Sequence[Trial], figure: Callable[[Trial], float]) -> float:
+    return statistics.median(map(figure, trials))
+
+
+def _row(attack: Attack, trials: Sequence[Trial]) -> str:
+    latest = trials[-1]
+    without, with_ = _middle(trials, lambda t: t.before.seconds), _middle(trials, lambda t: t.during.seconds)
+    ratio = _middle(trials, lambda t: t.during.seconds / t.before.seconds)
+    longest = max(max(t.during.rounds) for t in trials)
+    slow = f"{_places(latest.slow)}; {longest:.1f} s" if any(t.slow for t in trials) else "none"
+    calls = "; ".join(
+        f"{1e3 * _middle(trials, lambda t: getattr(t.before, p)):.1f} -> "  # noqa: B023
+        f"{1e3 * _middle(trials, lambda t: getattr(t.during, p)):.1f}"  # noqa: B023
+        for p in ("p50", "p95")
+    )
+    name, least, most = max((growth(t) for t in trials), key=lambda found: found[2] - found[1])
+    memory = f"{name}: {least / 1e6:.0f} -> {most / 1e6:.0f}"
+    round_ = f"{without:.2f} -> {with_:.2f} ({ratio:.2f})"
+    harmed = f" **Honest members: {'; '.join(latest.harmed)}.**" if latest.harmed else ""
+    return f"| {attack.sentence} | {latest.ended}.{harmed} | {round_} | {slow} | {calls} | {memory} |"
+
+
+def _places(slow: Sequence[int]) -> str:
+    """Round numbers, in a few words."""
+    if not slow:
+        return "none"
+    whole = list(range(slow[0], slow[-1] + 1))
+    return f"{slow[0]} to {slow[-1]}" if len(slow) > 2 and list(slow) == whole else ", ".join(map(str, slow))
+
+
+def _beyond(trials: Sequence[Trial]) -> str:
+    """Why something is beyond its bound, where it is."""
+    notes = [f"- **{attack.sentence}**: {attack.note}" for attack in (*STRANGERS, *MEMBERS) if attack.note]
+    return "## What is beyond a tenth, and why\n\n" + "\n".join(notes) if notes else ""
