@@ -16,15 +16,18 @@ Made by `make attacks`; do not edit. {trials} trials, on {hardware}: [attacks.js
 
 Each attack of [SECURITY.md](../SECURITY.md#attacks) that real processes can make on one machine is made on a
 run of a coordinator and four honest nodes with rounds of {seconds:.1f} s. Who attacks as a member is a fifth node,
-whose daemon is honest until it is told to begin. A trial is {before} rounds without the attack, {during} with it (as
-long as they are unusual more, {most} at most), and {after} after it. The tables have what honest members and the
-coordinator notice, without -> with it:
+whose daemon is honest until it is told to begin. A trial is {before} rounds without the attack, {during} with it
+(more, up to {most}, as long as they are unusual), and {after} after it. The tables have what honest members and
+the coordinator notice, without -> with it:
 
 - **round**: seconds from one commit to the next, in the middle, and their ratio. *Slow* rounds took more than
   {usual:g} times the middle of those without: which ones, counted from the attack's first, and the longest of all.
 - **calls**: milliseconds that honest members' heartbeats and reports took, 50 and 95 of 100.
 - **memory**: MB that a process has for itself, at its most; of the coordinator, the honest nodes' daemons and
   their trainers the one that grew most.
+
+In **bold** is what is more than a tenth, or 64 MiB, above what it was. Without an attack, from trial to trial,
+rounds took {rounds} s in the middle and calls {p95} ms, 95 of 100: so much is chance.
 
 All processes share one machine. Strangers are nice to the others, and before they attack they do the same to a
 port of nobody's: what they take of the processors is in both figures. Processes that have nothing to do with it
@@ -58,13 +61,20 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
     head = HEAD.format(
         **{"trials": len(trials), "hardware": hardware, "seconds": usual, "usual": USUAL},
         **{"before": lengths.before, "during": lengths.during, "most": lengths.most, "after": lengths.after},
+        rounds=spread([t.before.seconds for t in trials], 2),
+        p95=spread([1e3 * t.before.p95 for t in trials], 1),
         **{"others": statistics.median(others), "most_others": max(others)},
     )
     parts = [head]
     for title, attacks in ((STRANGERS_HEAD, STRANGERS), (MEMBERS_HEAD, MEMBERS)):
         rows = [_row(attack, of) for attack in attacks if (of := [t for t in trials if t.attack == attack.word])]
         parts += [title, "\n".join([COLUMNS, "|---|---|---|---|---|---|", *rows]) + "\n"]
-    return "\n".join(part.strip("\n") + "\n" for part in [*parts, _beyond(trials)])
+    return "\n".join(part.strip("\n") + "\n" for part in [*parts, _notes()] if part)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """From the least to the most."""
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
 def growth(t: Trial) -> tuple[str, int, int]:
@@ -77,22 +87,32 @@ def _middle(trials: Sequence[Trial], figure: Callable[[Trial], float]) -> float:
     return statistics.median(map(figure, trials))
 
 
+def _bold(text: str, beyond: bool) -> str:
+    return f"**{text}**" if beyond else text
+
+
+def _change(trials: Sequence[Trial], figure: Callable[[Figures], float], times: float, digits: int) -> str:
+    """A figure without the attack and with it, in bold where it is beyond its bound."""
+    without, with_ = _middle(trials, lambda t: figure(t.before)), _middle(trials, lambda t: figure(t.during))
+    ratio = _middle(trials, lambda t: figure(t.during) / figure(t.before))
+    text = f"{times * without:.{digits}f} -> {times * with_:.{digits}f} ({ratio:.2f})"
+    return _bold(text, ratio > USUAL)
+
+
 def _row(attack: Attack, trials: Sequence[Trial]) -> str:
     latest = trials[-1]
-    without, with_ = _middle(trials, lambda t: t.before.seconds), _middle(trials, lambda t: t.during.seconds)
-    ratio = _middle(trials, lambda t: t.during.seconds / t.before.seconds)
     longest = max(max(t.during.rounds) for t in trials)
     slow = f"{_places(latest.slow)}; {longest:.1f} s" if any(t.slow for t in trials) else "none"
-    calls = "; ".join(
-        f"{1e3 * _middle(trials, lambda t: getattr(t.before, p)):.1f} -> "  # noqa: B023
-        f"{1e3 * _middle(trials, lambda t: getattr(t.during, p)):.1f}"  # noqa: B023
-        for p in ("p50", "p95")
-    )
     name, least, most = max((growth(t) for t in trials), key=lambda found: found[2] - found[1])
-    memory = f"{name}: {least / 1e6:.0f} -> {most / 1e6:.0f}"
-    round_ = f"{without:.2f} -> {with_:.2f} ({ratio:.2f})"
-    harmed = f" **Honest members: {'; '.join(latest.harmed)}.**" if latest.harmed else ""
-    return f"| {attack.sentence} | {latest.ended}.{harmed} | {round_} | {slow} | {calls} | {memory} |"
+    cells = (
+        attack.sentence,
+        latest.ended + (f"; **of honest members: {', '.join(latest.harmed)}**" if latest.harmed else ""),
+        _change(trials, lambda f: f.seconds, 1, 2),
+        slow,
+        "; ".join((_change(trials, lambda f: f.p50, 1e3, 1), _change(trials, lambda f: f.p95, 1e3, 1))),
+        _bold(f"{name}: {least / 1e6:.0f} -> {most / 1e6:.0f}", most - least > MEMORY_BOUND),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _places(slow: Sequence[int]) -> str:
@@ -103,7 +123,7 @@ def _places(slow: Sequence[int]) -> str:
     return f"{slow[0]} to {slow[-1]}" if len(slow) > 2 and list(slow) == whole else ", ".join(map(str, slow))
 
 
-def _beyond(trials: Sequence[Trial]) -> str:
-    """Why something is beyond its bound, where it is."""
+def _notes() -> str:
+    """Why attacks cost what they cost."""
     notes = [f"- **{attack.sentence}**: {attack.note}" for attack in (*STRANGERS, *MEMBERS) if attack.note]
-    return "## What is beyond a tenth, and why\n\n" + "\n".join(notes) if notes else ""
+    return "## Why\n\n" + "\n".join(notes) if notes else ""

@@ -158,10 +158,9 @@ async def joins(aim: Aim, tally: Tally) -> None:
 # At all ports
 
 
-async def _hold(
-    name: str, target: Address, source: str, period: float, open_: dict[str, int], tally: Tally
-) -> None:
-    """A connection, again when it was closed. `period`: seconds between two bytes; 0: none."""
+async def _hold(name: str, target: Address, source: str, period: float, pause: float, tally: Tally) -> None:
+    """A connection, and another one `pause` seconds after it was closed. `period`: seconds between two bytes; 0:
+    none."""
     loop = asyncio.get_running_loop()
     while True:
         with suppress(OSError):

@@ -18,6 +18,7 @@ from attacks.village import Record, Village
 from e2e.harness import ATOLL
 
 USUAL = 1.1  # times the median of the rounds before: what a round may take
+MAX_UNSETTLED = 30  # rounds until all members contribute
 SETTLED = 3  # rounds in a row that are usual, after which an attack does not become dearer or cheaper
 
 
@@ -104,11 +105,11 @@ def _attacker(village: Village, attack: Attack) -> Iterator[str]:
 
 def _whole(village: Village, round_: int) -> int:
     """The first round from this one on that all members contributed to, when it is committed."""
-    while True:
-        village.committed_after(round_ - 1)
-        if len(village.contributors_of(round_)) >= len(village.nodes):
-            return round_
-        round_ += 1
+    for found in range(round_, round_ + MAX_UNSETTLED):
+        village.committed_after(found - 1)
+        if len(village.contributors_of(found)) >= len(village.nodes):
+            return found
+    raise AssertionError(f"in {MAX_UNSETTLED} rounds there was none to which all members contributed")
 
 
 def _rounds(village: Village, since: int, count: int) -> int:
