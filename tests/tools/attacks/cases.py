@@ -26,7 +26,7 @@ MEMBERS = (
     Attack("noise:1e4", "noise, 10,000 times as long as its delta"),
     Attack("zeros", "zeros in place of its delta"),
     Attack("replay", "its first delta in every round"),
-    Attack("flip:1e30", "its delta times 1e30, the other way"),
+    Attack("flip:1e29", "its delta times 1e29, the other way"),
     Attack("nan", "bytes that decode to NaN"),
     Attack("bomb", "a zstandard bomb of 64 MiB in place of each chunk"),
     Attack("seal:1", "noise sealed in every chunk that it owns"),

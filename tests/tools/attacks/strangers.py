@@ -167,12 +167,14 @@ async def _hold(name: str, target: Address, source: str, period: float, pause: f
             sock = await _connected(target, source)
             with sock:
                 tally.note(f"opened at {name}")
+                tally.note(f"open at {name}")
                 began, writing = loop.time(), asyncio.create_task(_trickle(sock, period))
                 try:
                     while await loop.sock_recv(sock, 1 << 16):
                         pass
                 finally:
                     writing.cancel()
+                    tally.note(f"open at {name}", -1)
                     tally.largest(f"longest at {name}, ms", int(1e3 * (loop.time() - began)))
         await asyncio.sleep(pause)
 
