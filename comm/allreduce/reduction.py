@@ -184,9 +184,9 @@ class Reduction:
         self._replanned = asyncio.Event()
 
     def _ask_refused_anew(self, others: Sequence[NodeId]) -> None:
-        """A new plan that keeps a member whose contribution was refused gives it another try: it is asked to send
-        what is missing here at once, so that bytes which were spoiled on the way come, and whose bytes are never of
-        use is named as soon as they are refused again, not only when it is late."""
+        """A new plan that keeps a member whose contribution was refused gives it another try: it is asked at once
+        to send what is missing here. What was spoiled on the way comes so, and whose bytes are never of use is
+        named as soon as they are refused again, not only when it is late."""
         refused, self._refused = self._refused, set()
         self._do([control_frames.ask_state(node) for node in others if node in refused])
 

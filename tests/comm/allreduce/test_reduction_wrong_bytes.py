@@ -110,9 +110,7 @@ def test_a_contributor_of_malformed_bytes_is_named_and_the_others_go_on_without_
     run(body())
 
 
-def test_whose_contribution_was_refused_is_asked_anew_at_the_next_plan_and_named_as_soon_as_it_is_refused_again() -> (
-    None
-):
+def test_whose_contribution_was_refused_is_asked_anew_at_once_and_named_when_it_is_refused_again() -> None:
     """The coordinator cannot know from one word whose fault it was, and keeps it for an attempt more."""
 
     async def body() -> None:

@@ -25,7 +25,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 @click.command()
 @click.option("--only", default="", help="Some attacks, by their words, separated by commas.")
-@click.option("--rounds", default="6,8,24,3", show_default=True, help="Before, with (at least, at most), after.")
+@click.option("--rounds", default="5,6,24,2", show_default=True, help="Before, with (at least, at most), after.")
 @click.option("--page", "only_page", is_flag=True, help="Attack nothing, write the page from what there is.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Folder that keeps the run's logs.")
 @click.option("--out", default=DOCS, type=click.Path(path_type=Path), help="Folder of page and figures.")

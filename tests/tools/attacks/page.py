@@ -8,6 +8,7 @@ from pathlib import Path
 from attacks.cases import MEMBERS, STRANGERS, Attack
 from attacks.trial import USUAL, USUAL_LENGTHS, Figures, Trial
 
+CHANCE = "struck, outlier"  # nothing follows from it alone, and it happens without an attack, too
 MEMORY_BOUND = 64 << 20  # bytes
 HEAD = """\
 # What attacks cost
@@ -27,11 +28,13 @@ the coordinator notice, without -> with it:
   their trainers the one that grew most.
 
 In **bold** is what is more than a tenth, or 64 MiB, above what it was. Without an attack, from trial to trial,
-rounds took {rounds} s in the middle and calls {p95} ms, 95 of 100: so much is chance.
+rounds took {rounds} s in the middle and calls {p95} ms, 95 of 100: so much is chance. So is, in a model
+this small, that an honest delta points elsewhere than the others and its node is struck once, of which nothing
+follows: that happened {struck} times, and is not in the tables.
 
 All processes share one machine. Strangers are nice to the others, and before they attack they do the same to a
 port of nobody's: what they take of the processors is in both figures. Processes that have nothing to do with it
-took {others:.2f} cores in the middle, {most_others:.2f} at most.
+took {others:.2f} cores in the middle, {most_others:.2f} at most{precedence}.
 """
 MEMBERS_HEAD = """
 ## By a member
@@ -64,6 +67,8 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
         rounds=spread([t.before.seconds for t in trials], 2),
         p95=spread([1e3 * t.before.p95 for t in trials], 1),
         **{"others": statistics.median(others), "most_others": max(others)},
+        struck=sum(harm.endswith(CHANCE) for t in trials for harm in t.harmed),
+        precedence=", after these had theirs" if any(t.nice < 0 for t in trials) else "",
     )
     parts = [head]
     for title, attacks in ((STRANGERS_HEAD, STRANGERS), (MEMBERS_HEAD, MEMBERS)):
@@ -101,12 +106,13 @@ def _change(trials: Sequence[Trial], figure: Callable[[Figures], float], times: 
 
 def _row(attack: Attack, trials: Sequence[Trial]) -> str:
     latest = trials[-1]
+    harmed = sorted({harm for t in trials for harm in t.harmed if not harm.endswith(CHANCE)})
     longest = max(max(t.during.rounds) for t in trials)
     slow = f"{_places(latest.slow)}; {longest:.1f} s" if any(t.slow for t in trials) else "none"
     name, least, most = max((growth(t) for t in trials), key=lambda found: found[2] - found[1])
     cells = (
         attack.sentence,
-        latest.ended + (f"; **of honest members: {', '.join(latest.harmed)}**" if latest.harmed else ""),
+        latest.ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else ""),
         _change(trials, lambda f: f.seconds, 1, 2),
         slow,
         "; ".join((_change(trials, lambda f: f.p50, 1e3, 1), _change(trials, lambda f: f.p95, 1e3, 1))),

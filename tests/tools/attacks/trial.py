@@ -2,6 +2,7 @@
 the attack ended."""
 
 import json
+import os
 import statistics
 import subprocess
 from collections import Counter
@@ -26,10 +27,10 @@ SETTLED = 3  # rounds in a row that are usual, after which an attack does not be
 class Lengths:
     """Rounds of a trial."""
 
-    before: int = 6
-    during: int = 8
+    before: int = 5
+    during: int = 6
     most: int = 24  # while rounds are unusual
-    after: int = 3
+    after: int = 2
 
 
 USUAL_LENGTHS = Lengths()
@@ -63,6 +64,7 @@ class Trial:
     after: Figures | None
     slow: list[int] = field(default_factory=list)  # rounds since it began that were not usual, from 1
     harmed: list[str] = field(default_factory=list)  # what was held against honest members, or left out of theirs
+    nice: int = 0  # of all processes of the run
 
 
 def trial(village: Village, attack: Attack, lengths: Lengths = USUAL_LENGTHS) -> Trial:
@@ -84,7 +86,7 @@ def trial(village: Village, attack: Attack, lengths: Lengths = USUAL_LENGTHS) ->
     records = village.records(begun + 1, until)
     decided = decisions(village)
     ended = _of_member(records, decided, told, name, exit_code) if attack.member else _counted(told)
-    return Trial(attack.word, ended, before, during, after, slow, harmed(village, records, decided))
+    return Trial(attack.word, ended, before, during, after, slow, harmed(village, records, decided), os.nice(0))
 
 
 @contextmanager
