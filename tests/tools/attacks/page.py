@@ -27,8 +27,9 @@ the coordinator notice, without -> with it:
 - **memory**: MB that a process has for itself, at its most; of the coordinator, the honest nodes' daemons and
   their trainers the one that grew most.
 
-In **bold** is what is more than a tenth, or 64 MiB, above what it was. Without an attack, from trial to trial,
-rounds took {rounds} s in the middle and calls {p95} ms, 95 of 100: so much is chance. So is, in a model
+Without an attack, from trial to trial, rounds took {rounds} s in the middle and calls {p95} ms, 95 of
+100: so much is chance. In **bold** is what is more than a tenth above what it was and above all that, or more than
+64 MiB above what it was. Chance is, too, in a model
 this small, that an honest delta points elsewhere than the others and its node is struck once, of which nothing
 follows: that happened {struck} times, and is not in the tables.
 
@@ -72,7 +73,11 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
     )
     parts = [head]
     for title, attacks in ((STRANGERS_HEAD, STRANGERS), (MEMBERS_HEAD, MEMBERS)):
-        rows = [_row(attack, of) for attack in attacks if (of := [t for t in trials if t.attack == attack.word])]
+        rows = [
+            _row(attack, of, trials)
+            for attack in attacks
+            if (of := [t for t in trials if t.attack == attack.word])
+        ]
         parts += [title, "\n".join([COLUMNS, "|---|---|---|---|---|---|", *rows]) + "\n"]
     return "\n".join(part.strip("\n") + "\n" for part in [*parts, _notes()] if part)
 
@@ -96,15 +101,18 @@ def _bold(text: str, beyond: bool) -> str:
     return f"**{text}**" if beyond else text
 
 
-def _change(trials: Sequence[Trial], figure: Callable[[Figures], float], times: float, digits: int) -> str:
-    """A figure without the attack and with it, in bold where it is beyond its bound."""
+def _change(
+    trials: Sequence[Trial], every: Sequence[Trial], figure: Callable[[Figures], float], times: float, digits: int
+) -> str:
+    """A figure without the attack and with it, in bold where it is beyond its bound, and beyond what `every` trial
+    had without an attack."""
     without, with_ = _middle(trials, lambda t: figure(t.before)), _middle(trials, lambda t: figure(t.during))
     ratio = _middle(trials, lambda t: figure(t.during) / figure(t.before))
     text = f"{times * without:.{digits}f} -> {times * with_:.{digits}f} ({ratio:.2f})"
-    return _bold(text, ratio > USUAL)
+    return _bold(text, ratio > USUAL and with_ > max(figure(t.before) for t in every))
 
 
-def _row(attack: Attack, trials: Sequence[Trial]) -> str:
+def _row(attack: Attack, trials: Sequence[Trial], every: Sequence[Trial]) -> str:
     latest = trials[-1]
     harmed = sorted({harm for t in trials for harm in t.harmed if not harm.endswith(CHANCE)})
     longest = max(max(t.during.rounds) for t in trials)
@@ -113,9 +121,11 @@ def _row(attack: Attack, trials: Sequence[Trial]) -> str:
     cells = (
         attack.sentence,
         latest.ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else ""),
-        _change(trials, lambda f: f.seconds, 1, 2),
+        _change(trials, every, lambda f: f.seconds, 1, 2),
         slow,
-        "; ".join((_change(trials, lambda f: f.p50, 1e3, 1), _change(trials, lambda f: f.p95, 1e3, 1))),
+        "; ".join(
+            (_change(trials, every, lambda f: f.p50, 1e3, 1), _change(trials, every, lambda f: f.p95, 1e3, 1))
+        ),
         _bold(f"{name}: {least / 1e6:.0f} -> {most / 1e6:.0f}", most - least > MEMORY_BOUND),
     )
     return f"| {' | '.join(cells)} |"

@@ -19,6 +19,7 @@ from attacks.village import Record, Village
 from e2e.harness import ATOLL
 
 USUAL = 1.1  # times the median of the rounds before: what a round may take
+MS = ", ms"  # behind what is no count
 MAX_UNSETTLED = 30  # rounds until all members contribute
 SETTLED = 3  # rounds in a row that are usual, after which an attack does not become dearer or cheaper
 
@@ -213,4 +214,8 @@ def _of_member(
 
 
 def _counted(told: dict[str, int]) -> str:
-    return ", ".join(f"{word} {times:,}" for word, times in sorted(told.items(), key=lambda item: -item[1]))
+    rows = sorted(told.items(), key=lambda row: -row[1])
+    return ", ".join(
+        f"{word.removesuffix(MS)} {times / 1e3:.1f} s" if word.endswith(MS) else f"{word} {times:,}"
+        for word, times in rows
+    )

@@ -85,7 +85,6 @@ class Village(Run):
     def __init__(self, folder: Path, honest: Sequence[str]) -> None:
         super().__init__(folder)
         self.honest = tuple(honest)
-        self.url = ""
         self._attackers = 0
 
     @classmethod
@@ -96,10 +95,10 @@ class Village(Run):
         watch: Watch | None = None
         try:
             village.start(f"members.start={len(honest)}", *RUN)
-            village.url = village.invite(1000)
+            url = village.invite(len(honest))
             for name in honest:
                 clocked = program("clocked", str(folder / f"{name}.calls"), str(folder))
-                village.join(village.url, name, faults=PACED, program=clocked)
+                village.join(url, name, faults=PACED, program=clocked)
                 until(f"{name} to join", lambda name=name: village.member(name))
             until("the first rounds", lambda: village.committed() >= 3, PATIENCE)
             village.watch = watch = Watch(village)
@@ -128,7 +127,7 @@ class Village(Run):
 
     def aim(self) -> Aim:
         """Where a stranger goes."""
-        invite, target = parse(self.url), self.target("")
+        invite, target = parse(self.invite(1)), self.target("")
         return Aim(
             split_host_port(invite.address, ""),
             split_host_port(self.page.removeprefix("http://"), ""),
@@ -153,7 +152,8 @@ class Village(Run):
         """Start a member that can do this harm, and wait until it takes part in rounds."""
         target = self.target(name)
         arguments = (word, target.flag, target.tally, target.address, target.node)
-        self.join(self.url, name, faults=PACED, program=program("liar", *arguments))
+        url = self.invite(1)  # that of one who is banned is good for nobody else
+        self.join(url, name, faults=PACED, program=program("liar", *arguments))
         until(f"{name} to take part", lambda: name in self.contributors_of(max(self.committed(), 1)), PATIENCE)
 
     def part(self, name: str) -> None:
