@@ -50,7 +50,7 @@ def main(only: str, rounds: str, only_page: bool, keep: Path | None, out: Path) 
             with open(figures, "a") as kept:
                 print(json.dumps(dataclasses.asdict(done)), file=kept)
             click.echo(f"{line(done)}; {time.monotonic() - began:.0f} s")
-    (out / "attacks.md").write_text(page(load(figures), this_machine()))
+    (out / "attacks.md").write_text(page(load(figures), str(this_machine())))
 
 
 def line(t: Trial) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from atoll.comm.cli import main as atoll
 from atoll.comm.ids import NO_PIN, NodeId, Pin
+from atoll.comm.proto import atoll_pb2_grpc
 from atoll.comm.transport import frames
-from atoll.node.control import client
 
 CALLS = ("Heartbeat", "Report")
 
@@ -39,14 +39,16 @@ def _clock_calls(note: Callable[[float, float], object]) -> None:
 
         return timed
 
-    class ClockedStub(client.rpc.CoordinatorStub):
-        def __init__(self, channel: Any) -> None:
-            super().__init__(channel)
-            for name in CALLS:
-                setattr(self, name, clocked(getattr(self, name)))
+    stubs: Any = atoll_pb2_grpc
+    honest = stubs.CoordinatorStub
 
-    stubs: Any = client.rpc
-    stubs.CoordinatorStub = ClockedStub
+    def clocked_stub(channel: Any) -> Any:
+        stub = honest(channel)
+        for name in CALLS:
+            setattr(stub, name, clocked(getattr(stub, name)))
+        return stub
+
+    stubs.CoordinatorStub = clocked_stub
 
 
 def _record_hellos(folder: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Village(Run):
             for name in honest:
                 clocked = program("clocked", str(folder / f"{name}.calls"), str(folder))
                 village.join(url, name, faults=PACED, program=clocked)
-                until(f"{name} to join", lambda name=name: village.member(name))
+                until(f"{name} to join", partial(village.member, name))
             until("the first rounds", lambda: village.committed() >= 3, PATIENCE)
             village.watch = watch = Watch(village)
             watch.start()
