@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from attacks.cases import MEMBERS, STRANGERS, Attack
+from attacks.cases import ATTACKS, MEMBERS, STRANGERS, Attack
 from attacks.trial import USUAL, USUAL_LENGTHS, Figures, Trial
 
 CHANCE = "struck, outlier"  # nothing follows from it alone, and it happens without an attack, too
@@ -27,11 +27,11 @@ the coordinator notice, without -> with it:
 - **memory**: MB that a process has for itself, at its most; of the coordinator, the honest nodes' daemons and
   their trainers the one that grew most.
 
-Without an attack, from trial to trial, rounds took {rounds} s in the middle and calls {p95} ms, 95 of
-100: so much is chance. In **bold** is what is more than a tenth above what it was and above all that, or more than
-64 MiB above what it was. Chance is, too, in a model
-this small, that an honest delta points elsewhere than the others and its node is struck once, of which nothing
-follows: that happened {struck} times, and is not in the tables.
+Without an attack, from trial to trial, rounds took {rounds} s in the middle, and calls {p50} ms in the
+middle and {p95} ms, 95 of 100: so much is chance. In **bold** is what is more than a tenth above what it was and
+above all that, or more than 64 MiB above what it was. Chance is, too, in a model this small, that an honest delta
+points elsewhere than the others and its node is struck once, of which nothing follows: that happened {struck}
+times, and is not in the tables.
 
 All processes share one machine. Strangers are nice to the others, and before they attack they do the same to a
 port of nobody's: what they take of the processors is in both figures. Processes that have nothing to do with it
@@ -66,6 +66,7 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
         **{"trials": len(trials), "hardware": hardware, "seconds": usual, "usual": USUAL},
         **{"before": lengths.before, "during": lengths.during, "most": lengths.most, "after": lengths.after},
         rounds=spread([t.before.seconds for t in trials], 2),
+        p50=spread([1e3 * t.before.p50 for t in trials], 1),
         p95=spread([1e3 * t.before.p95 for t in trials], 1),
         **{"others": statistics.median(others), "most_others": max(others)},
         struck=sum(harm.endswith(CHANCE) for t in trials for harm in t.harmed),
@@ -141,5 +142,7 @@ def _places(slow: Sequence[int]) -> str:
 
 def _notes() -> str:
     """Why attacks cost what they cost."""
-    notes = [f"- **{attack.sentence}**: {attack.note}" for attack in (*STRANGERS, *MEMBERS) if attack.note]
-    return "## Why\n\n" + "\n".join(notes) if notes else ""
+    notes = dict.fromkeys(attack.note for attack in ATTACKS if attack.note)
+    of = {note: [attack.sentence for attack in ATTACKS if attack.note == note] for note in notes}
+    lines = [f"- **{'**, **'.join(sentences)}**: {note}" for note, sentences in of.items()]
+    return "## Why\n\n" + "\n".join(lines)

@@ -203,7 +203,9 @@ def _of_member(
     if scales := [r["scales"][its] for r in counted if its in r["scales"]]:
         words.append(f"its delta counted {statistics.median(scales):.2g} of its length")
     offences = Counter(d["evidence"]["offence"] for d in of if d["consequence"] != "pardoned")
-    words += [f"held against it: {what} {times} times" for what, times in offences.items()]
+    words += [
+        f"held against it: {what} {'once' if times == 1 else f'{times} times'}" for what, times in offences.items()
+    ]
     for consequence in ("no owner", "no contributor", "evicted", "banned"):
         if first := next((d for d in of if d["consequence"] == consequence), None):
             words.append(f"{consequence} from round {first['evidence']['round'] - begun}")
