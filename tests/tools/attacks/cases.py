@@ -25,6 +25,10 @@ STAGE = (
     "still for a moment, and processes pause. So much each of its first rounds costs, until it is held against it "
     "often enough. Of rounds of five minutes that is a tenth, of these it is ten times."
 )
+ACCUSED = (
+    "each of the first two rounds takes two attempts more, which is milliseconds. Then both own no chunks for 20 "
+    "rounds, as nobody knows which of them it is, and there is no path between them any more that could break."
+)
 STRANGERS = (
     Attack("health", "1,000 streams of health a second, from members' own address", False),
     Attack("idle", "1,100 connections at each port that say nothing, from 11 addresses", False),
@@ -50,6 +54,6 @@ MEMBERS = (
     Attack("names", "links under invented names at a data port, by who knows the run's key"),
     Attack("never seals", "it never seals what it owns", note=STAGE),
     Attack("never holds", "it never says that it holds the sealed chunks", note=STAGE),
-    Attack("accuses", "it says in every exchange that the same member is unreachable"),
+    Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
 )
 ATTACKS = (*STRANGERS, *MEMBERS)
