@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long alone page chromium prometheus titan harness p2p wheel mutations chaos bench blame \
+.PHONY: install demo test test-long alone page chromium prometheus titan harness p2p wheel mutations chaos bench blame attacks \
     quality check docs format proto reference clean
 
 install: .venv/installed
@@ -135,6 +135,10 @@ bench: .venv/installed-dev
 # The table of docs/blame.md: half an hour, on a machine that does nothing else. Needs root.
 blame: .venv/installed-dev
 	PYTHONPATH=tests:tests/tools $(BIN)/python -m blame --times 5
+
+# The tables of docs/attacks.md: 25 minutes, on a machine that does nothing else.
+attacks: .venv/installed-dev
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m attacks
 
 # docs/quality.md: hours. Killed and started again it goes on where it was.
 quality: .venv/installed-dev

@@ -128,6 +128,7 @@ class Reduction:
         self._merges: set[asyncio.Task[None]] = set()
         self._terms: dict[int, SealReport] = {}  # by chunk: what is told of the terms of this member's latest mean
         self._sent = Counter[int]()  # by chunk: how often this member's own was sent, or begun to be
+        self._refused = set[NodeId]()  # whose contribution was of no use in a merge, under the latest plan
         self._shown = set[int]()  # chunks whose own contributions auditors asked for
         self._fault: BaseException | None = None  # of this node's own
         self._begun = self._over = False
@@ -177,9 +178,17 @@ class Reduction:
         self._peers.estimator.region_peers = near if mine >= 0 else None
         self._lengths.begin_attempt()
         self._do(self._exchange.replan(plan))
+        self._ask_refused_anew([m.node for m in others])
         self._tell_lengths()
         self._replanned.set()
         self._replanned = asyncio.Event()
+
+    def _ask_refused_anew(self, others: Sequence[NodeId]) -> None:
+        """A new plan that keeps a member whose contribution was refused gives it another try: it is asked at once
+        to send what is missing here. What was spoiled on the way comes so, and whose bytes are never of use is
+        named as soon as they are refused again, not only when it is late."""
+        refused, self._refused = self._refused, set()
+        self._do([control_frames.ask_state(node) for node in others if node in refused])
 
     def holds(self, root_: bytes) -> bool:
         """Whether every sealed chunk is here, with digests of this root."""
@@ -441,6 +450,7 @@ class Reduction:
                 self._do(again)
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
                 sender = merge.plan.members[refused.place].node
+                self._refused.add(sender)
                 self.spoiled(sender, sentence)
                 self.lost(sender, sentence)
             return

@@ -4,10 +4,12 @@ An attempt has two stages: the owners seal all chunks, then the members say that
 of its own, so that nobody pays in the second for what was lost in the first: an owner that seals at the last
 moment would else have those struck who are far from it.
 
-A stage may take ten times what the plan predicts, and time for the arithmetic of a slow machine; where nothing is
-predicted, and at most, `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is
-slow for everybody is no member's fault, and must end in a commit. A prediction knows nothing of a member whose
-link was never measured: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
+A stage may take ten times what the plan predicts, and time for the arithmetic of a slow machine. Where nothing is
+predicted, as what a small model exchanges is too little to measure links by, what exchanges took of late, in the
+middle, stands for it; where that is not known either, and at most, a stage takes `rounds.reduce_timeout`. Each
+further attempt of a round may take twice as long: what is slow for everybody is no member's fault, and must end in
+a commit. A prediction knows nothing of a member that was in no exchange yet: for one against whom nothing is held,
+a stage takes its `rounds.reduce_timeout`.
 
 An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
 (`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`).
@@ -25,6 +27,7 @@ from collections.abc import Collection, Mapping
 from statistics import median
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.causes import slowness
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, consequence, strike_part
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.state import State, count, exchanges, order
@@ -43,18 +46,25 @@ def reduce_timeout(state: State) -> float:
     """Seconds that each stage of the attempt in force may take. Only while there is one."""
     r, most = state.round, state.config.rounds.reduce_timeout
     assert r.plan is not None
-    if not r.plan.predicted:
+    if not (expected := _expected(state, r.plan.predicted)):
         return most
-    return min(most, _one_stage(state, r.plan.predicted) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+    return min(most, _one_stage(state, expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
 
 
 def patience(state: State, predicted: float) -> float:
     """Seconds for which the contributions of one member alone may hold up an owner, under a plan that is predicted
     to take so many, before the owner says so: half of a stage. 0: there is no limit, as the links of some are not
     known."""
-    if not predicted or _is_unknown(state):
+    expected = _expected(state, predicted)
+    if not expected or _is_unknown(state):
         return 0.0
-    return min(state.config.rounds.reduce_timeout, _one_stage(state, predicted)) / 2
+    return min(state.config.rounds.reduce_timeout, _one_stage(state, expected)) / 2
+
+
+def _expected(state: State, predicted: float) -> float:
+    """Seconds that an exchange is to take: what its plan predicts, or else what those of late took in the middle.
+    0: neither is known."""
+    return predicted or sum(slowness.usual(state.paces).get(phase, 0.0) for phase in ("reduce", "commit"))
 
 
 def _one_stage(state: State, predicted: float) -> float:
@@ -62,9 +72,13 @@ def _one_stage(state: State, predicted: float) -> float:
 
 
 def _is_unknown(state: State) -> bool:
-    """Whether there is a member whose link was never measured, and against whom nothing is held."""
+    """Whether there is a member that was in no exchange yet, so that nobody knows what its link carries, and
+    against whom nothing is held."""
     here = state.members.here
-    return any(n in here and not here[n].up and consequence(state, n) is None for n in state.round.ledger.members)
+    return any(
+        n in here and not (here[n].up or here[n].measured) and consequence(state, n) is None
+        for n in state.round.ledger.members
+    )
 
 
 def is_overdue(state: State, now: float) -> bool:

@@ -1,8 +1,8 @@
 """A node whose daemon lies, as a member of `atoll simulate --liars` does.
 
 `main` is the command `atoll`, in whose process deltas are exchanged before they are encoded, or means when they
-are sealed. The norm that the node tells is that of what it sends, it audits others honestly, and its trainer is
-anybody's.
+are sealed; `install` prepares any process so. The norm that the node tells is that of what it sends, it audits
+others honestly, and its trainer is anybody's.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,9 @@ class ForgedSeals:
             self._honest.codec.encode(self._forge(mean), out)
 
 
-def main(word: str) -> None:
-    """`atoll`, in a process that tells the lie which `word` names, such as flip:10, or `VAST`."""
+def install(word: str, lies_now: Callable[[], bool] = lambda: True) -> None:
+    """Have the daemon of this process tell the lie that `word` names, such as flip:10, or `VAST`, in the rounds in
+    which it `lies_now`."""
     lie = parsed("seal:0.01" if word == VAST else word)
     liar = Liar(lie, SEED)
 
@@ -54,13 +55,15 @@ def main(word: str) -> None:
         return mean * np.float32(1e30)
 
     def encoder(anchor: F32, local: F32, codec: Codec, *rest: Any) -> DeltaEncoder:
+        if not lies_now():
+            return DeltaEncoder(anchor, local, codec, *rest)
         lied = liar.delta(0, np.asarray(anchor) - np.asarray(local), ())
         return DeltaEncoder(lied, np.zeros_like(lied), codec, *rest)
 
     def reduction(peers: Any, me: Any, encoded: Any, codec: Codec, chunks: Chunks, *rest: Any) -> Reduction:
         plan, listener, sealing, *others = rest
         forge, count = (longer, 1) if word == VAST else (liar.seal, round(lie.size * chunks.count))
-        forged: Any = ForgedSeals(sealing, forge, count)
+        forged: Any = ForgedSeals(sealing, forge, count) if lies_now() else sealing
         return Reduction(peers, me, encoded, codec, chunks, plan, listener, forged, *others)
 
     exchanged: Any = participation
@@ -68,4 +71,9 @@ def main(word: str) -> None:
         exchanged.Reduction = reduction
     else:
         exchanged.DeltaEncoder = encoder
+
+
+def main(word: str) -> None:
+    """`atoll`, in a process that tells this lie in every round."""
+    install(word)
     atoll()

@@ -141,6 +141,30 @@ def test_a_contributor_of_malformed_bytes_is_named_and_the_others_go_on_without_
     run(body())
 
 
+def test_whose_contribution_was_refused_is_asked_anew_at_once_and_named_when_it_is_refused_again() -> None:
+    """The coordinator cannot know from one word whose fault it was, and keeps it for an attempt more."""
+
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = plan_for(planes, owners=[0] * 10)
+            poison = tuple(np.full_like(chunk, 0xFF) for chunk in ENCODED[2])
+            inputs = [ENCODED[0], ENCODED[1], poison]
+            members = [Member(p, inputs[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                named = members[0].reports.blamed
+                await members[0].reports.until(lambda reports: bool(reports.blamed))
+                for attempt in (2, 3):
+                    named.clear()
+                    for member in members:
+                        member.reduction.replan(replace(plan, attempt=attempt, since=(1,) * 10))
+                    await members[0].reports.until(lambda reports: bool(reports.blamed))
+                    node, sentence = named[0]
+                    assert node == name(2) and "was refused" in sentence, "it is not waited for until it is late"
+            assert not members[2].reports.blamed
+
+    run(body())
+
+
 def test_an_owner_of_malformed_bytes_is_named() -> None:
     async def body() -> None:
         async with fleet(2) as planes:

@@ -70,6 +70,45 @@ def test_a_timeout_follows_the_prediction() -> None:
     assert 30 < story.reduce(seals=False, limit=7000) < 40 + 10 * plan.predicted
 
 
+def unmeasured(story: Story) -> None:
+    """All were in exchanges, which were too small to measure a link by."""
+    here = story.state.members.here
+    told = {n: replace(m, up=0.0, down=0.0, seen_up=0.0, seen_down=0.0, measured=9) for n, m in here.items()}
+    story.state = replace(story.state, members=replace(story.state.members, here=told))
+
+
+def test_where_exchanges_are_too_small_to_measure_links_by_a_timeout_follows_what_they_took() -> None:
+    """Else who never seals would cost a run of a small model ten minutes, where its rounds take seconds."""
+    story = Story(NAMES, "c")
+    story.set("rounds.reduce_timeout", "6000")
+    for _ in range(4):
+        story.train()
+        story.do("wait", ["0.5"])
+        story.reduce()
+        unmeasured(story)
+    story.train()
+    plan = story.state.round.plan
+    assert plan is not None and not plan.predicted and 0 < plan.patience < 20
+    assert 30 < story.reduce(seals=False, limit=7000) < 50
+
+
+def test_who_comes_new_to_a_run_whose_exchanges_are_small_has_all_the_time_that_there_is_at_first() -> None:
+    """Its link may be a hundred times slower than the others'."""
+    story = Story(NAMES, "c")
+    story.set("rounds.reduce_timeout", "6000")
+    for _ in range(4):
+        story.train()
+        story.do("wait", ["0.5"])
+        story.reduce()
+        unmeasured(story)
+    here = story.state.members.here
+    new = here | {story.liar: replace(here[story.liar], measured=0)}
+    story.state = replace(story.state, members=replace(story.state.members, here=new))
+    story.train()
+    assert story.reduce(seals=False, limit=7000) > 6000
+    assert conduct.consequence(story.state, story.liar) is not None
+
+
 def hold_up(story: Story, what: str) -> float:
     """One reduce in which the liar does its part at the last moment, all others at once; the seconds that it
     took."""

@@ -129,6 +129,20 @@ MUTATIONS = [
         MISCONDUCT,
     ),
     Mutation(
+        "what exchanges took stands for no prediction",
+        M + "lateness.py",
+        "return predicted or sum(",
+        "return predicted or 0.0 * sum(",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "who comes new has no more time than the others took",
+        M + "lateness.py",
+        "n in here and not (here[n].up or here[n].measured)",
+        "n in here and False",
+        MISCONDUCT,
+    ),
+    Mutation(
         "members without a connection are late",
         M + "lateness.py",
         "if not state.members.trusted(node):",
@@ -166,7 +180,7 @@ MUTATIONS = [
     Mutation(
         "an owner has no limit to what it waits for",
         M + "lateness.py",
-        "if not predicted or _is_unknown(state):\n        return 0.0",
+        "if not expected or _is_unknown(state):\n        return 0.0",
         "return 0.0",
         HERE + "test_lateness.py",
     ),
@@ -236,8 +250,8 @@ MUTATIONS = [
     Mutation(
         "a prediction does not shorten the timeout",
         M + "lateness.py",
-        "if not r.plan.predicted:",
-        "if True:",
+        "if not (expected := _expected(state, r.plan.predicted)):",
+        "if not (expected := 0.0):",
         MISCONDUCT,
     ),
     Mutation(
@@ -250,8 +264,8 @@ MUTATIONS = [
     Mutation(
         "a timeout is as short in every attempt",
         M + "lateness.py",
-        "return min(most, _one_stage(state, r.plan.predicted) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))",
-        "return min(most, _one_stage(state, r.plan.predicted))",
+        "return min(most, _one_stage(state, expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))",
+        "return min(most, _one_stage(state, expected))",
         HERE + "test_lateness.py",
     ),
     Mutation(

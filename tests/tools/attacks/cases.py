@@ -1,0 +1,59 @@
+"""The attacks: what each is, who makes it, and what about it is by design."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack, by the word that `strangers.WORKS`, `liar.HABITS` or `lying_node` know it by."""
+
+    word: str
+    sentence: str
+    member: bool = True  # it is made by a member; else by somebody with the addresses
+    note: str = ""  # why it costs what it costs, where that is more than nothing
+
+
+JOINS = "one join a second is taken, and is an event in the journal and a new view for every member."
+REFUSED = "the first attempt of a round names it, the next asks it once more, the third goes on without it."
+QUOTA = (
+    "these reports and those of its part have one quota, so that its part comes late, and others wait for it for "
+    "some seconds of some rounds. Who is less than 10 s behind the others in an exchange is not charged for it: "
+    "that is made for rounds of minutes, and is more than a tenth of rounds as short as these."
+)
+STAGE = (
+    "a stage of an exchange has 30 s, and ten times what it is predicted to take or took of late: links stand "
+    "still for a moment, and processes pause. So much each of its first rounds costs, until it is held against it "
+    "often enough. Of rounds of five minutes that is a tenth, of these it is ten times."
+)
+ACCUSED = (
+    "each of the first two rounds takes two attempts more, which is milliseconds. Then both own no chunks for 20 "
+    "rounds, as nobody knows which of them it is, and there is no path between them any more that could break."
+)
+STRANGERS = (
+    Attack("health", "1,000 streams of health a second, from members' own address", False),
+    Attack("idle", "1,100 connections at each port that say nothing, from 11 addresses", False),
+    Attack("trickle", "128 connections at each port that say a byte a second", False),
+    Attack("knocks", "840 connections a second at a data port", False),
+    Attack("replays", "a recorded hello at a data port, 50 times a second", False),
+    Attack("joins", "200 joins a second by one key that has a token", False, JOINS),
+)
+MEMBERS = (
+    Attack("flip:10", "ten times its delta, the other way"),
+    Attack("noise:1e4", "noise, 10,000 times as long as its delta"),
+    Attack("zeros", "zeros in place of its delta"),
+    Attack("replay", "its first delta in every round"),
+    Attack("flip:1e29", "its delta times 1e29, the other way"),
+    Attack("nan", "bytes that decode to NaN", note=REFUSED),
+    Attack("bomb", "a zstandard bomb of 64 MiB in place of each chunk", note=REFUSED),
+    Attack("seal:1", "noise sealed in every chunk that it owns"),
+    Attack("vast", "one chunk of 1e30 sealed"),
+    Attack("weight", "8 times the samples"),
+    Attack("rate", "a told rate of 1e15 bytes a second"),
+    Attack("orphans", "500 reports of orphans a second", note=QUOTA),
+    Attack("mended", "500 reports a second that its memory was mended", note=QUOTA),
+    Attack("names", "links under invented names at a data port, by who knows the run's key"),
+    Attack("never seals", "it never seals what it owns", note=STAGE),
+    Attack("never holds", "it never says that it holds the sealed chunks", note=STAGE),
+    Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
+)
+ATTACKS = (*STRANGERS, *MEMBERS)

@@ -1,0 +1,286 @@
+"""A member that is honest until a file is there, and from then on does what a member can do to harm a run.
+
+`main` is the command `atoll`; in its process one part of the real daemon is exchanged, as in `e2e.lying_node`,
+which has the lies of deltas and seals. Everything else is as in anybody's node, its trainer too.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+from attacks.tally import Tally
+from e2e import lying_node
+
+from atoll.comm.allreduce.effects import MergeChunk
+from atoll.comm.allreduce.reduction import Reduction
+from atoll.comm.cli import main as atoll
+from atoll.comm.codecs import zstd
+from atoll.comm.digest import digest
+from atoll.comm.ids import NodeId, RunId
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.receipts import sign_input
+from atoll.comm.signatures import SIGNATURE_BYTES, PrivateKey
+from atoll.comm.transport import frames
+from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
+from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.key_ring import KeyRing
+from atoll.node.control.reports import Reports
+from atoll.node.daemon.session import CoordinatorSession
+
+BOMB_BYTES = 1 << 26  # that a frame of two thousand unpacks to
+REPORTS_PER_SECOND = 500.0
+CALLERS = 8  # that make them
+NAMES_AT_ONCE = 64
+NAMES_FROM = "127.0.0.2"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is told to who is to do harm."""
+
+    flag: str  # a file: it does harm while it is there
+    tally: str  # a file for what it counts
+    address: str  # of an honest member's data plane, and its node
+    node: str
+
+    def now(self) -> bool:
+        """Whether to do harm."""
+        return os.path.exists(self.flag)
+
+
+Habit = Callable[[Target], None]
+
+
+def main(word: str, flag: str, tally: str, address: str, node: str) -> None:
+    """`atoll`, in a process that does the harm which `word` names, one of `HABITS` or a lie of `lying_node`'s."""
+    target = Target(flag, tally, address, node)
+    if word in HABITS:
+        HABITS[word](target)
+    else:
+        lying_node.install(word, target.now)
+    atoll()
+
+
+# In what it sends others
+
+
+def contributions(target: Target, other: Callable[[Any, Header, bytes], tuple[Header, bytes]]) -> None:
+    """Send another frame in place of each contribution: `other` is given the reduction, the header and the payload
+    without its signature."""
+    honest = Reduction.frame
+
+    async def frame(self: Any, node: NodeId, queued: Any) -> Any:
+        found = await honest(self, node, queued)
+        if found is None or queued[0] is not FrameKind.CONTRIBUTION or not target.now():
+            return found
+        header, payload = found
+        signed = self._payloads.signature_size(FrameKind.CONTRIBUTION, self.plan)
+        header, sent = other(self, header, bytes(payload)[: len(payload) - signed])
+        return replace(header, length=len(sent)), memoryview(sent)
+
+    exchanged: Any = Reduction
+    exchanged.frame = frame
+
+
+def nan(target: Target) -> None:
+    """Bytes that are no numbers, signed as what they are."""
+
+    def other(reduction: Any, header: Header, payload: bytes) -> tuple[Header, bytes]:
+        spoiled = b"\xff\xff\xff\xff" + payload[4:]  # the first scale: NaN
+        plan, key = reduction.plan, reduction._evidence._signer.key
+        place = plan.index(reduction.me)
+        record = sign_input(key, plan.salt, header.chunk, place, digest(spoiled), ())
+        return header, spoiled + record.signature
+
+    contributions(target, other)
+
+
+def bomb(target: Target) -> None:
+    """A small frame that unpacks to very much."""
+    frame, counted = zstd.pack(bytes(BOMB_BYTES)), Tally(Path(target.tally))
+
+    def other(reduction: Any, header: Header, payload: bytes) -> tuple[Header, bytes]:
+        assert len(frame) < len(payload), "it has to be shorter than the chunk"
+        counted.note("bombs")
+        return replace(header, packed=True), frame + bytes(SIGNATURE_BYTES)
+
+    contributions(target, other)
+
+
+def never_seals(target: Target) -> None:
+    honest = Reduction._do
+
+    def do(self: Any, effects: Sequence[Any]) -> None:
+        honest(self, [e for e in effects if not (isinstance(e, MergeChunk) and target.now())])
+
+    exchanged: Any = Reduction
+    exchanged._do = do
+
+
+def accuses(target: Target) -> None:
+    honest = Reduction.replan
+
+    def replan(self: Any, plan: Any) -> None:
+        honest(self, plan)
+        if target.now():
+            others = [m.node for m in plan.members if m.node != self.me and not m.gone]
+            self._listener.lost(plan, max(others), "it does not answer")  # the same one each time
+
+    exchanged: Any = Reduction
+    exchanged.replan = replan
+
+
+# In what it reports of its part
+
+
+def weight(target: Target) -> None:
+    honest = Reports.contribution
+
+    def contribution(self: Reports, round_: int, told: pb.ContributionReady) -> None:
+        more = pb.ContributionReady()
+        more.CopyFrom(told)
+        more.samples *= 8 if target.now() else 1
+        honest(self, round_, more)
+
+    exchanged: Any = Reports
+    exchanged.contribution = contribution
+
+
+def rate(target: Target) -> None:
+    honest = Reports.reduce_complete
+
+    def complete(self: Reports, plan: Any, told: pb.ReduceComplete) -> None:
+        if target.now():
+            told.rate_up = told.rate_down = told.rate_inside = told.rate_outside = 1e15
+        honest(self, plan, told)
+
+    exchanged: Any = Reports
+    exchanged.reduce_complete = complete
+
+
+def never_holds(target: Target) -> None:
+    honest = Reports.reduce_complete
+
+    def complete(self: Reports, plan: Any, told: pb.ReduceComplete) -> None:
+        if not target.now():
+            honest(self, plan, told)
+
+    exchanged: Any = Reports
+    exchanged.reduce_complete = complete
+
+
+# Beside its part
+
+
+def beside(target: Target, work: Callable[[CoordinatorSession, Tally], Awaitable[None]]) -> None:
+    """Have a session do this, too, while harm is to be done."""
+    honest = CoordinatorSession.maintain
+    counted = Tally(Path(target.tally))
+
+    async def maintain(self: CoordinatorSession, on_rejoin: Callable[[], None], *duties: Any) -> None:
+        async def duty() -> None:
+            while True:
+                if target.now():
+                    await work(self, counted)
+                else:
+                    await asyncio.sleep(0.1)
+
+        await honest(self, on_rejoin, *duties, duty)
+
+    exchanged: Any = CoordinatorSession
+    exchanged.maintain = maintain
+
+
+async def _call_often(session: CoordinatorSession, counted: Tally, made: Callable[[pb.View], Any]) -> None:
+    """So many reports for a second, beside those of its part."""
+    control: Any = session.control
+
+    async def some() -> None:
+        for _ in range(int(REPORTS_PER_SECOND / CALLERS)):
+            request = made(session.reports.view or pb.View())
+            request.session = control.session
+            try:
+                ack = await control._stub.Report(request, timeout=5.0)
+                counted.note("taken" if ack.known else ack.reason)
+            except grpc.aio.AioRpcError as error:
+                counted.note(error.code().name)
+            await asyncio.sleep(CALLERS / REPORTS_PER_SECOND)
+
+    await asyncio.gather(*(some() for _ in range(CALLERS)))
+
+
+def _fence(view: pb.View) -> pb.Fence:
+    """Of the round at hand."""
+    attempt = view.plan.attempt if view.HasField("plan") else 1
+    fence = {"incarnation": view.incarnation, "epoch": view.epoch}
+    return pb.Fence(**fence, round=view.committed + 1, attempt=attempt)
+
+
+def orphans(target: Target) -> None:
+    def made(view: pb.View) -> pb.ReportRequest:
+        chunks = len(view.plan.owners) or 8
+        here = [pb.Seal(chunk=c, digest=os.urandom(16)) for c in range(chunks)]
+        return pb.ReportRequest(fence=_fence(view), orphans_found=pb.OrphansFound(here=here))
+
+    beside(target, lambda session, counted: _call_often(session, counted, made))
+
+
+def mended(target: Target) -> None:
+    def made(view: pb.View) -> pb.ReportRequest:
+        report = pb.StateRepaired(round=view.committed, chunks=1, whole=True)
+        return pb.ReportRequest(fence=_fence(view), state_repaired=report)
+
+    beside(target, lambda session, counted: _call_often(session, counted, made))
+
+
+def names(target: Target) -> None:
+    """Links under invented names at a member's data port, by one who knows the run's key."""
+    host, _, port = target.address.rpartition(":")
+
+    async def once(session: CoordinatorSession, name: str) -> str:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind((NAMES_FROM, 0))
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+        except OSError:
+            sock.close()
+            return "no connection"
+        link, keys = Link(sock, ByteCounter()), KeyRing(PrivateKey.generate())
+        keys.change_key(session.plane.keys.key, 0.0)
+        try:
+            await frames.greet(link, RunId(session.invite.run), NodeId(name), NodeId(target.node), keys)
+            await frames.send(link, frames.unfenced(FrameKind.LINK))
+            answer = await frames.receive(link, 10)
+            said = await frames.sentence(link, answer) if answer.kind is FrameKind.REFUSED else "let in"
+            return "is no member" if "is no member" in said else said
+        except LinkBroken:
+            return "not greeted"
+        finally:
+            link.close()
+
+    async def many(session: CoordinatorSession, counted: Tally) -> None:
+        told = await asyncio.gather(*(once(session, f"x{i}") for i in range(NAMES_AT_ONCE)))
+        for word in told:
+            counted.note(word)
+
+    beside(target, many)
+
+
+HABITS: dict[str, Habit] = {
+    "nan": nan,
+    "bomb": bomb,
+    "never seals": never_seals,
+    "accuses": accuses,
+    "weight": weight,
+    "rate": rate,
+    "never holds": never_holds,
+    "orphans": orphans,
+    "mended": mended,
+    "names": names,
+}

@@ -1,0 +1,148 @@
+"""docs/attacks.md, made from the trials that docs/attacks.jsonl has."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from attacks.cases import ATTACKS, MEMBERS, STRANGERS, Attack
+from attacks.trial import USUAL, USUAL_LENGTHS, Figures, Trial
+
+CHANCE = "struck, outlier"  # nothing follows from it alone, and it happens without an attack, too
+MEMORY_BOUND = 64 << 20  # bytes
+HEAD = """\
+# What attacks cost
+
+Made by `make attacks`; do not edit. {trials} trials, on {hardware}: [attacks.jsonl](attacks.jsonl).
+
+Each attack of [SECURITY.md](../SECURITY.md#attacks) that real processes can make on one machine is made on a
+run of a coordinator and four honest nodes with rounds of {seconds:.1f} s. Who attacks as a member is a fifth node,
+whose daemon is honest until it is told to begin. A trial is {before} rounds without the attack, {during} with it
+(more, up to {most}, as long as they are unusual), and {after} after it. The tables have what honest members and
+the coordinator notice, without -> with it:
+
+- **round**: seconds from one commit to the next, in the middle, and their ratio. *Slow* rounds took more than
+  {usual:g} times the middle of those without: which ones, counted from the attack's first, and the longest of all.
+- **calls**: milliseconds that honest members' heartbeats and reports took, 50 and 95 of 100.
+- **memory**: MB that a process has for itself, at its most; of the coordinator, the honest nodes' daemons and
+  their trainers the one that grew most.
+
+Without an attack, from trial to trial, rounds took {rounds} s in the middle, and calls {p50} ms in the
+middle and {p95} ms, 95 of 100: so much is chance. In **bold** is what is more than a tenth above what it was and
+above all that, or more than 64 MiB above what it was. Chance is, too, in a model this small, that an honest delta
+points elsewhere than the others and its node is struck once, of which nothing follows: that happened {struck}
+times, and is not in the tables.
+
+All processes share one machine. Strangers are nice to the others, and before they attack they do the same to a
+port of nobody's: what they take of the processors is in both figures. Processes that have nothing to do with it
+took {others:.2f} cores in the middle, {most_others:.2f} at most{precedence}.
+"""
+MEMBERS_HEAD = """
+## By a member
+"""
+STRANGERS_HEAD = """
+## By strangers
+"""
+COLUMNS = "| attack | what became of it | round, s | slow | calls, ms: p50; p95 | memory, MB |"
+
+
+def load(path: Path) -> list[Trial]:
+    """All trials of a file of JSON lines."""
+    found = list[Trial]()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        for part in ("before", "during", "after"):
+            row[part] = Figures(**row[part]) if row[part] is not None else None
+        found.append(Trial(**row))
+    return found
+
+
+def page(trials: Sequence[Trial], hardware: str) -> str:
+    """The page."""
+    lengths = USUAL_LENGTHS
+    usual = statistics.median(t.before.seconds for t in trials)
+    others = [figures.others for t in trials for figures in (t.before, t.during)]
+    head = HEAD.format(
+        **{"trials": len(trials), "hardware": hardware, "seconds": usual, "usual": USUAL},
+        **{"before": lengths.before, "during": lengths.during, "most": lengths.most, "after": lengths.after},
+        rounds=spread([t.before.seconds for t in trials], 2),
+        p50=spread([1e3 * t.before.p50 for t in trials], 1),
+        p95=spread([1e3 * t.before.p95 for t in trials], 1),
+        **{"others": statistics.median(others), "most_others": max(others)},
+        struck=sum(harm.endswith(CHANCE) for t in trials for harm in t.harmed),
+        precedence=", after these had theirs" if any(t.nice < 0 for t in trials) else "",
+    )
+    parts = [head]
+    for title, attacks in ((STRANGERS_HEAD, STRANGERS), (MEMBERS_HEAD, MEMBERS)):
+        rows = [
+            _row(attack, of, trials)
+            for attack in attacks
+            if (of := [t for t in trials if t.attack == attack.word])
+        ]
+        parts += [title, "\n".join([COLUMNS, "|---|---|---|---|---|---|", *rows]) + "\n"]
+    return "\n".join(part.strip("\n") + "\n" for part in [*parts, _notes()] if part)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """From the least to the most."""
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def growth(t: Trial) -> tuple[str, int, int]:
+    """The process that grew most, and its bytes without the attack and with it."""
+    name = max(t.before.memory, key=lambda name: t.during.memory.get(name, 0) - t.before.memory[name])
+    return name, t.before.memory[name], t.during.memory.get(name, 0)
+
+
+def _middle(trials: Sequence[Trial], figure: Callable[[Trial], float]) -> float:
+    return statistics.median(map(figure, trials))
+
+
+def _bold(text: str, beyond: bool) -> str:
+    return f"**{text}**" if beyond else text
+
+
+def _change(
+    trials: Sequence[Trial], every: Sequence[Trial], figure: Callable[[Figures], float], times: float, digits: int
+) -> str:
+    """A figure without the attack and with it, in bold where it is beyond its bound, and beyond what `every` trial
+    had without an attack."""
+    without, with_ = _middle(trials, lambda t: figure(t.before)), _middle(trials, lambda t: figure(t.during))
+    ratio = _middle(trials, lambda t: figure(t.during) / figure(t.before))
+    text = f"{times * without:.{digits}f} -> {times * with_:.{digits}f} ({ratio:.2f})"
+    return _bold(text, ratio > USUAL and with_ > max(figure(t.before) for t in every))
+
+
+def _row(attack: Attack, trials: Sequence[Trial], every: Sequence[Trial]) -> str:
+    latest = trials[-1]
+    harmed = sorted({harm for t in trials for harm in t.harmed if not harm.endswith(CHANCE)})
+    longest = max(max(t.during.rounds) for t in trials)
+    slow = f"{_places(latest.slow)}; {longest:.1f} s" if any(t.slow for t in trials) else "none"
+    name, least, most = max((growth(t) for t in trials), key=lambda found: found[2] - found[1])
+    cells = (
+        attack.sentence,
+        latest.ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else ""),
+        _change(trials, every, lambda f: f.seconds, 1, 2),
+        slow,
+        "; ".join(
+            (_change(trials, every, lambda f: f.p50, 1e3, 1), _change(trials, every, lambda f: f.p95, 1e3, 1))
+        ),
+        _bold(f"{name}: {least / 1e6:.0f} -> {most / 1e6:.0f}", most - least > MEMORY_BOUND),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _places(slow: Sequence[int]) -> str:
+    """Round numbers, in a few words."""
+    if not slow:
+        return "none"
+    whole = list(range(slow[0], slow[-1] + 1))
+    return f"{slow[0]} to {slow[-1]}" if len(slow) > 2 and list(slow) == whole else ", ".join(map(str, slow))
+
+
+def _notes() -> str:
+    """Why attacks cost what they cost."""
+    notes = dict.fromkeys(attack.note for attack in ATTACKS if attack.note)
+    of = {note: [attack.sentence for attack in ATTACKS if attack.note == note] for note in notes}
+    lines = [f"- **{'**, **'.join(sentences)}**: {note}" for note, sentences in of.items()]
+    return "## Why\n\n" + "\n".join(lines)
