@@ -119,7 +119,7 @@ mutations: .venv/installed-dev
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes hours.
 chaos: .venv/installed-dev
-	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 $(PYTEST) -s -m e2e tests/e2e tests/tools/bench/test_wan.py
+	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_PAUSES=100 $(PYTEST) -s -m e2e tests/e2e tests/tools/bench/test_wan.py
 	ATOLL_SIM_SEEDS=2000 $(PYTEST) $(CORES) -m "long or not long" tests/sim
 	ATOLL_FUZZ_SEEDS=2000 ATOLL_EXCHANGE_SEEDS=20000 ATOLL_AUDIT_RUNS=1000 $(PYTEST) $(CORES) -m "long or not long" \
 	    $(addprefix tests/,coordinator/state_machine/test_audit_runs.py coordinator/state_machine/test_rounds.py \

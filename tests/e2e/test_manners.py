@@ -72,7 +72,7 @@ def test_a_paused_node_contributes_what_it_has_is_not_waited_for_and_leaves_afte
     no_sample_twice(records)
 
 
-PAUSES = 100
+PAUSES = int(os.environ.get("ATOLL_PAUSES", "30"))
 SEED = int(os.environ.get("ATOLL_CHAOS_SEED", "0"))
 
 

@@ -86,7 +86,7 @@ def test_an_owner_that_seals_something_else_is_banned(seed: int, levels: int) ->
         assert w.hosts[name].gone and not w.unwell()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("lies", [("vast",), pytest.param(("vast", "decoy"), marks=pytest.mark.long)])
 def test_an_owner_that_seals_what_is_longer_than_any_delta_is_banned_in_that_round(
     lies: tuple[str, ...], seed: int
