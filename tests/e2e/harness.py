@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,8 @@ class Run:
     def kill(self, *names: str) -> None:
         """SIGKILL whole nodes at once."""
         for process in [p for name in names for p in self.family(name)]:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # a helper of the node may have ended by itself, just now
+                process.kill()
 
     def cut_power(self) -> None:
         """SIGKILL everything at once."""
