@@ -86,7 +86,15 @@ def test_nodes_that_joined_by_an_address_find_a_coordinator_again_that_has_moved
 
 def gateways(run: Run, name: str) -> list[psutil.Process]:
     """Those beside a node."""
-    return [process for process in run.family(name) if "gateway" in process.cmdline()]
+    return [process for process in run.family(name) if "gateway" in _words(process)]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Its command line; none: it ended just now."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_a_run_goes_on_when_its_gateway_was_away_and_its_coordinator_moves_then(run: Run) -> None:
