@@ -21,7 +21,7 @@ NO_SUCH_THING = LastWords("ValueError: no such thing: 3", 1)
             "import os\nprint('loading', flush=True)\nos.kill(os.getpid(), 9)",
             LastWords("loading", -signal.SIGKILL),
         ),
-        ("print('done')", LastWords("done")),
+        pytest.param("print('done')", LastWords("done"), marks=pytest.mark.long),  # each starts torchrun: seconds
         (None, LastWords("can't open file", 2)),
     ],
     ids=["raises", "killed", "returns", "missing"],
