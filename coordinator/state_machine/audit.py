@@ -215,9 +215,8 @@ def _seconds(state: State, c: int, now: float) -> float:
         shown = (now - begun) * min(len(ledger.members) / len(ledger.sealed), 1.0)
         predicted = r.plan.predicted * min(inputs / (2 * len(ledger.owners)), 1.0)
         seconds = MIN_SECONDS + EXCHANGE_FACTOR * max(shown, predicted)
-    orders = (sum(audit.wanted for audit in r.audits.values()) + 1) / max(
-        len(_able(state)), 1
-    )  # that a member has, about
+    wanted = sum(audit.wanted for audit in r.audits.values()) + 1
+    orders = wanted / max(len(_able(state)), 1)  # that a member has, about
     turns = 1.0 + orders / AUDITS_AT_ONCE if orders > AUDITS_AT_ONCE else 1.0
     return min(turns * min(seconds, most), state.config.rounds.reduce_timeout)
 

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,13 +14,14 @@ MEMORY_BOUND = 64 << 20  # bytes
 HEAD = """\
 # What attacks cost
 
-Made by `make attacks`; do not edit. {trials} trials, on {hardware}: [attacks.jsonl](attacks.jsonl).
+Made by `make attacks`; do not edit. {trials} trials, on {hardware}: [attacks.jsonl](attacks.jsonl). They are of
+{versions}.
 
 Each attack of [SECURITY.md](../SECURITY.md#attacks) that real processes can make on one machine is made on a
 run of a coordinator and four honest nodes with rounds of {seconds:.1f} s. Who attacks as a member is a fifth node,
 whose daemon is honest until it is told to begin. A trial is {before} rounds without the attack, {during} with it
-(more, up to {most}, as long as they are unusual), and {after} after it. The tables have what honest members and
-the coordinator notice, without -> with it:
+(more, here up to {most}, as long as they are unusual), and {after} after it. The tables have what honest members
+and the coordinator notice, without -> with it:
 
 - **round**: seconds from one commit to the next, in the middle, and their ratio. *Slow* rounds took more than
   {usual:g} times the middle of those without: which ones, counted from the attack's first, and the longest of all.
@@ -62,9 +64,17 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
     lengths = USUAL_LENGTHS
     usual = statistics.median(t.before.seconds for t in trials)
     others = [figures.others for t in trials for figures in (t.before, t.during)]
+    most = max(len(t.during.rounds) for t in trials)
+    versions = Counter(t.version for t in trials)
     head = HEAD.format(
         **{"trials": len(trials), "hardware": hardware, "seconds": usual, "usual": USUAL},
-        **{"before": lengths.before, "during": lengths.during, "most": lengths.most, "after": lengths.after},
+        **{
+            "before": lengths.before,
+            "during": lengths.during,
+            "most": most,
+            "after": lengths.after,
+        },
+        versions=", ".join(f"{version} ({count})" for version, count in versions.items()),
         rounds=spread([t.before.seconds for t in trials], 2),
         p50=spread([1e3 * t.before.p50 for t in trials], 1),
         p95=spread([1e3 * t.before.p95 for t in trials], 1),

@@ -18,6 +18,8 @@ from attacks.tally import read
 from attacks.village import Record, Village
 from e2e.harness import ATOLL
 
+from atoll.comm.build_info import full_version
+
 USUAL = 1.1  # times the median of the rounds before: what a round may take
 MS = ", ms"  # behind what is no count
 MAX_UNSETTLED = 30  # rounds until all members contribute
@@ -66,6 +68,7 @@ class Trial:
     slow: list[int] = field(default_factory=list)  # rounds since it began that were not usual, from 1
     harmed: list[str] = field(default_factory=list)  # what was held against honest members, or left out of theirs
     nice: int = 0  # of all processes of the run
+    version: str = ""  # of Atoll
 
 
 def trial(village: Village, attack: Attack, lengths: Lengths = USUAL_LENGTHS) -> Trial:
@@ -87,7 +90,8 @@ def trial(village: Village, attack: Attack, lengths: Lengths = USUAL_LENGTHS) ->
     records = village.records(begun + 1, until)
     decided = decisions(village)
     ended = _of_member(records, decided, told, name, exit_code) if attack.member else _counted(told)
-    return Trial(attack.word, ended, before, during, after, slow, harmed(village, records, decided), os.nice(0))
+    harm = harmed(village, records, decided)
+    return Trial(attack.word, ended, before, during, after, slow, harm, os.nice(0), full_version())
 
 
 @contextmanager
