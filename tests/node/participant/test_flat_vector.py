@@ -1,7 +1,6 @@
 """The flat vector, against a gathered state dict, on real ranks of several sizes and placements."""
 
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from rank_processes import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import start_processes
 
 from atoll.comm.errors import ConfigError
 from atoll.node.participant.flat_vector import (
@@ -96,37 +95,31 @@ def local(tensor: Any) -> Tensor:
     return found
 
 
-def on_a_rank(rank: int, size: int, folder: str, share: Callable[[nn.Module, int], list[nn.Module]]) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size, timeout=timedelta(minutes=1)
-    )
-    try:
-        expected = reference(awkward())
-        parts, ranks = share(awkward(), size), RankGroup.of_world()
-        parameters = ShardedParameters(parts, ranks)
-        assert parameters.layout == layout_of(awkward())
-        flat = map_vector(f"{folder}/flat", parameters.layout.numel)
-        parameters.write(flat)
-        dist.barrier()
-        assert torch.equal(flat, expected)
-        dist.barrier()
-        assert sum(ranks.total(*parameters.squared_distances(flat))) == 0
-        other = expected + torch.arange(expected.numel()) % 3
-        far = ranks.total(*parameters.squared_distances(other))
-        assert np.isclose(sum(far), float((expected - other).square().sum()))
-        before = parameters.copy()
-        dist.barrier()
-        if rank == 0:
-            flat.mul_(-1)
-        dist.barrier()
-        parameters.read(flat)
-        again = parameters.copy()
-        assert all(torch.equal(a, -b) for a, b in zip(again, before, strict=True))
-        parameters.restore(before)
-        parameters.adopt(flat, before, lambda mine, theirs, was, scratch: mine.add_(theirs))
-        assert all(not local(p).any() for p in trainable(parts).values())
-    finally:
-        dist.destroy_process_group()
+def written_and_read(folder: Path, share: Callable[[nn.Module, int], list[nn.Module]]) -> None:
+    expected = reference(awkward())
+    parts, ranks = share(awkward(), dist.get_world_size()), RankGroup.of_world()
+    parameters = ShardedParameters(parts, ranks)
+    assert parameters.layout == layout_of(awkward())
+    flat = map_vector(folder / "flat", parameters.layout.numel)
+    parameters.write(flat)
+    dist.barrier()
+    assert torch.equal(flat, expected)
+    dist.barrier()
+    assert sum(ranks.total(*parameters.squared_distances(flat))) == 0
+    other = expected + torch.arange(expected.numel()) % 3
+    far = ranks.total(*parameters.squared_distances(other))
+    assert np.isclose(sum(far), float((expected - other).square().sum()))
+    before = parameters.copy()
+    dist.barrier()
+    if ranks.rank == 0:
+        flat.mul_(-1)
+    dist.barrier()
+    parameters.read(flat)
+    again = parameters.copy()
+    assert all(torch.equal(a, -b) for a, b in zip(again, before, strict=True))
+    parameters.restore(before)
+    parameters.adopt(flat, before, lambda mine, theirs, was, scratch: mine.add_(theirs))
+    assert all(not local(p).any() for p in trainable(parts).values())
 
 
 @pytest.mark.parametrize(
@@ -137,9 +130,7 @@ def test_ranks_of_any_number_and_placement_write_and_read_the_same_vector(
     share: Callable[[nn.Module, int], list[nn.Module]], size: int, tmp_path: Path
 ) -> None:
     np.zeros(reference(awkward()).numel(), np.float32).tofile(tmp_path / "flat")
-    start_processes(  # type: ignore[no-untyped-call]
-        on_a_rank, (size, str(tmp_path), share), nprocs=size, start_method="fork"
-    )
+    on_ranks(size, tmp_path, written_and_read, share)
 
 
 def test_a_plain_model_is_written_and_read_whole() -> None:

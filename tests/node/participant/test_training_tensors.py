@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from rank_processes import on_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
-from torch.multiprocessing.spawn import start_processes
 
 from atoll.comm.config.run import InnerConfig
-from atoll.node.participant import rank_group
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
@@ -216,44 +214,38 @@ def test_moments_since_a_round_that_is_in_doubt_are_given_up_for_those_before(tm
     assert life.files.rounds == [2, 1]
 
 
-def frozen_rank(rank: int, size: int, folder: str) -> None:
+def frozen_rank(folder: Path) -> None:
     """Two stages of a pipeline, of which the first is frozen and has no optimizer."""
-    rank_group.COLLECTIVE_TIMEOUT = timedelta(minutes=1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size)
-    try:
-        for life in range(2):
-            ranks = RankGroup.of_world()
-            torch.manual_seed(3)
-            model = nn.ModuleDict({str(rank): nn.Linear(3, 2, bias=False).requires_grad_(rank == 1)})
-            optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1)] if rank else []
-            tensors = TrainingTensors(ShardedParameters([model], ranks), optimizers, ranks)
-            writer, files, told = (
-                TensorWriter(ranks, torch.device("cpu")),
-                OptimizerFiles(Path(folder)),
-                list[str](),
-            )
-            moments = OptimizerCheckpoint(tensors, ranks, InnerConfig(), writer, files, 1, told.append)
-            moments.restore(ORDER)
-            for optimizer in optimizers:
-                model["1"](torch.ones(3)).sum().backward()
-                optimizer.step()
-                assert all(state["step"] == life + 1 for state in optimizer.state.values())
-            moments.save_if_due(life + 1)
-            writer.wait()
-            ranks.barrier()
-            assert files.rounds == [[1], [2, 1]][life]
-            if rank == 0:
-                beginnings = "begins round 2 without", "goes on with the inner optimizer's moments of round 1"
-                assert told[0].startswith(beginnings[life]) and len(told) == 1
-            moments.close()
-    finally:
-        dist.destroy_process_group()
+    rank = dist.get_rank()
+    for life in range(2):
+        ranks = RankGroup.of_world()
+        torch.manual_seed(3)
+        model = nn.ModuleDict({str(rank): nn.Linear(3, 2, bias=False).requires_grad_(rank == 1)})
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1)] if rank else []
+        tensors = TrainingTensors(ShardedParameters([model], ranks), optimizers, ranks)
+        writer, files, told = (
+            TensorWriter(ranks, torch.device("cpu")),
+            OptimizerFiles(folder),
+            list[str](),
+        )
+        moments = OptimizerCheckpoint(tensors, ranks, InnerConfig(), writer, files, 1, told.append)
+        moments.restore(ORDER)
+        for optimizer in optimizers:
+            model["1"](torch.ones(3)).sum().backward()
+            optimizer.step()
+            assert all(state["step"] == life + 1 for state in optimizer.state.values())
+        moments.save_if_due(life + 1)
+        writer.wait()
+        ranks.barrier()
+        assert files.rounds == [[1], [2, 1]][life]
+        if rank == 0:
+            beginnings = "begins round 2 without", "goes on with the inner optimizer's moments of round 1"
+            assert told[0].startswith(beginnings[life]) and len(told) == 1
+        moments.close()
 
 
 def test_a_rank_that_is_frozen_takes_part_when_the_others_write_and_read(tmp_path: Path) -> None:
-    start_processes(  # type: ignore[no-untyped-call]
-        frozen_rank, (2, str(tmp_path)), nprocs=2, start_method="fork"
-    )
+    on_ranks(2, tmp_path, frozen_rank)
     assert OptimizerFiles(tmp_path).rounds == [2, 1]
 
 

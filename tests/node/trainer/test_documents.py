@@ -1,17 +1,14 @@
 """Documents that share a sample do not see each other, however the model is computed."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
+from rank_processes import on_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import start_processes
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from atoll.comm.config.model import ModelConfig, RopeType
@@ -122,18 +119,8 @@ def test_compiled_blocks_compute_packed_samples_alike() -> None:
         torch.compiler.reset()
 
 
-def on_a_rank(rank: int, size: int, folder: Path, story: Callable[[RankGroup], None]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size, timeout=timedelta(minutes=1)
-    )
-    try:
-        story(RankGroup.of_world())
-    finally:
-        dist.destroy_process_group()
-
-
-def sharded_alike(ranks: RankGroup) -> None:
+def sharded_alike(folder: Path) -> None:
+    ranks = RankGroup.of_world()
     right, model = gradient(made(SMALL), *packed()), made(SMALL)
     shard_model(model, blocks_of(model), ranks, torch.device("cpu"), bf16=False)
     for level in (Checkpointing.NONE, Checkpointing.SELECTIVE):
@@ -142,8 +129,9 @@ def sharded_alike(ranks: RankGroup) -> None:
         assert apart(gradient(model, *packed()), right) < 1e-6
 
 
-def block_masks_alike(ranks: RankGroup) -> None:
+def block_masks_alike(folder: Path) -> None:
     """As on a GPU; on a CPU flex attention has no backward pass."""
+    ranks = RankGroup.of_world()
     tokens, positions = packed()
 
     def of_blocks(length: int, at: Tensor, window: int, head_dim: int, device: torch.device) -> BlockMask:
@@ -164,11 +152,11 @@ def block_masks_alike(ranks: RankGroup) -> None:
 
 
 def test_a_sharded_model_takes_the_masks_of_a_gpu(tmp_path: Path) -> None:
-    start_processes(on_a_rank, (2, tmp_path, block_masks_alike), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
+    on_ranks(2, tmp_path, block_masks_alike)
 
 
 def test_a_sharded_model_computes_packed_samples_alike(tmp_path: Path) -> None:
-    start_processes(on_a_rank, (2, tmp_path, sharded_alike), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
+    on_ranks(2, tmp_path, sharded_alike)
 
 
 def test_flex_attention_compiles_and_gives_what_the_matrix_gives() -> None:

@@ -1,19 +1,18 @@
 """Micro-batches of a model that FSDP2 shards: real ranks, and gloo."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from rank_processes import on_ranks
 from token_batches import batch_of
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import start_processes
 from trainers import small
 
 from atoll.comm import faults
@@ -30,23 +29,7 @@ from atoll.node.trainer.micro_batch import MicroBatchStore, Record, StepPlan
 from atoll.node.trainer.model import blocks_of, build, init_parameters
 from atoll.node.trainer.process import prefetch, shard_model
 
-Story = Callable[[RankGroup, Path], None]
 CPU = torch.device("cpu")
-
-
-def on_a_rank(rank: int, size: int, folder: Path, story: Story) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size, timeout=timedelta(minutes=1)
-    )
-    try:
-        story(RankGroup.of_world(), folder)
-    finally:
-        dist.destroy_process_group()
-
-
-def on_ranks(size: int, folder: Path, story: Story) -> None:
-    start_processes(on_a_rank, (size, folder, story), nprocs=size, start_method="fork")  # type: ignore[no-untyped-call]
 
 
 def sharded(ranks: RankGroup, folder: Path, batch: int, bf16: bool = False) -> GradientAccumulator:
@@ -71,7 +54,8 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def every_way(ranks: RankGroup, folder: Path) -> None:
+def every_way(folder: Path) -> None:
+    ranks = RankGroup.of_world()
     made = sharded(ranks, folder, 16)
     made.choose()
     prefetch(made._model, blocks_of(made._model))  # it is for CUDA, and changes nothing
@@ -104,8 +88,9 @@ class Unevenly:
         pass
 
 
-def weighted(ranks: RankGroup, folder: Path) -> None:
+def weighted(folder: Path) -> None:
     """Two ranks' gradients and losses are those of one process."""
+    ranks = RankGroup.of_world()
     data, batch = RunTokens(Unevenly()), range(12)
     made, alone = sharded(ranks, folder, 12), build(small().model)
     init_parameters(alone, 0)
@@ -124,7 +109,8 @@ def test_every_learned_token_of_a_batch_weighs_the_same_whichever_rank_has_it(tm
     on_ranks(2, tmp_path, weighted)
 
 
-def gathered(ranks: RankGroup, folder: Path) -> None:
+def gathered(folder: Path) -> None:
+    ranks = RankGroup.of_world()
     for have, reduce_each in ((1 << 40, False), (1 << 10, True)):
         setattr(module, "available", lambda have=have: have)  # noqa: B010
         assert sharded(ranks, folder, 16)._reduce_each == reduce_each
@@ -136,7 +122,8 @@ def test_gradients_are_reduced_for_each_micro_batch_where_a_rank_cannot_hold_tho
     on_ranks(2, tmp_path, gathered)
 
 
-def agreed(ranks: RankGroup, folder: Path) -> None:
+def agreed(folder: Path) -> None:
+    ranks = RankGroup.of_world()
     made = sharded(ranks, folder, 1200)
     said = made.choose()
     assert len({repr(found) for found in ranks.gather([said, made.plan.size], list)}) == 1
@@ -153,14 +140,16 @@ def test_ranks_agree_on_a_micro_batch(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, agreed)
 
 
-def ended(ranks: RankGroup, folder: Path) -> None:
+def ended(folder: Path) -> None:
+    ranks = RankGroup.of_world()
     faults.FAULTS = faults.parse("trainer.micro_batch.2=memory")
     made = sharded(ranks, folder, 1200)
     with pytest.raises(MicroBatchTooLarge, match="2 sequences did not fit into memory: starts again with"):
         made.choose()
 
 
-def begun_again(ranks: RankGroup, folder: Path) -> None:
+def begun_again(folder: Path) -> None:
+    ranks = RankGroup.of_world()
     made = sharded(ranks, folder, 1200)
     assert "as found earlier: micro-batches of 2 sequences did not fit" in made.choose()
     assert made.plan == StepPlan(1)
@@ -168,12 +157,12 @@ def begun_again(ranks: RankGroup, folder: Path) -> None:
 
 def test_ranks_that_run_out_of_memory_while_they_measure_begin_again_with_half(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, ended)
-    (tmp_path / "group").unlink(missing_ok=True)
     on_ranks(2, tmp_path, begun_again)
 
 
-def ended_alone(ranks: RankGroup, folder: Path) -> None:
+def ended_alone(folder: Path) -> None:
     """Of a torch that cannot reset what FSDP2 keeps of a step that broke off."""
+    ranks = RankGroup.of_world()
     if hasattr(FSDPModule, "reset_iter_state"):
         del FSDPModule.reset_iter_state
     made = sharded(ranks, folder, 1200, bf16=True)
@@ -197,7 +186,8 @@ def test_one_rank_begins_again_where_torch_cannot_forget_a_step(tmp_path: Path) 
     on_ranks(1, tmp_path, ended_alone)
 
 
-def recovered(ranks: RankGroup, folder: Path) -> None:
+def recovered(folder: Path) -> None:
+    ranks = RankGroup.of_world()
     made = sharded(ranks, folder, 8, bf16=True)
     model = made._model
     assert isinstance(model, FSDPModule)
