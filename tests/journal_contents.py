@@ -27,8 +27,8 @@ def sample(kind: Any) -> Any:
         return kind(**{name: sample(hint) for name, hint in get_type_hints(kind).items()})
     inner = [sample(arg) for arg in get_args(kind) if arg not in (..., types.NoneType)]
     origin = get_origin(kind)
-    if origin is tuple:
-        return tuple(inner)
+    if origin in (tuple, frozenset):
+        return origin(inner)
     if origin is dict:
         return dict([inner])
     assert origin in (Union, types.UnionType), f"no sample of {kind}"

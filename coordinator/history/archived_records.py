@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from math import inf
 
-from atoll.coordinator.history.record_archive import RecordArchive
+from atoll.coordinator.history.record_archive import RecordArchive, Span
 from atoll.coordinator.history.record_codec import RecordView
-from atoll.coordinator.history.series import SeriesTable
+from atoll.coordinator.history.series import F64, SeriesTable
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
 
@@ -19,8 +19,8 @@ class ArchivedRecords:
     def __init__(self, archive: RecordArchive) -> None:
         self._archive = archive
         self._series: SeriesTable | None = None
-        self._decisions: list[tuple[float, Decision]] | None = None
-        self._turn = threading.Lock()
+        self._decided: dict[Span, list[tuple[float, Decision]]] = {}
+        self._turn = threading.RLock()
 
     def iter_rounds(self, since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]:
         """The records of the rounds after `since`, in order; the first `limit` of them, 0: all."""
@@ -45,15 +45,26 @@ class ArchivedRecords:
         """What was noted before a time (seconds since 1970), the newest first, with its times."""
         return self._archive.notes(before)
 
-    def decisions(self) -> list[tuple[float, Decision]]:
-        """Every decision against a member, with the time of the commit that it came before; looked for in all
-        records at the first call."""
+    def decisions(self, since: float = -inf, until: float = inf) -> list[tuple[float, Decision]]:
+        """Every decision against a member from `since` to `until` (seconds since 1970), with the time of the
+        commit that it came before. A segment's records are looked through once, when they are asked for."""
+        rounds, times = self.series().columns("round", "committed_at")
         with self._turn:
-            if self._decisions is None:
-                self._decisions = [
-                    (view.committed_at, decision)
-                    for first, last in self._archive.spans()
-                    for view in self.views(range(first, last + 1))
-                    for decision in view.decisions
-                ]
-            return self._decisions
+            return [
+                (at, decision)
+                for first, last in self._archive.spans()
+                if _overlap(times[(rounds >= first) & (rounds <= last)], since, until)
+                for at, decision in self._of_segment((first, last))
+                if since <= at <= until
+            ]
+
+    def _of_segment(self, span: Span) -> list[tuple[float, Decision]]:
+        if span not in self._decided:
+            views = self.views(range(span[0], span[1] + 1))
+            self._decided[span] = [(view.committed_at, decision) for view in views for decision in view.decisions]
+        return self._decided[span]
+
+
+def _overlap(times: F64, since: float, until: float) -> bool:
+    """Whether any of a segment's commits came from `since` to `until`; so also where none is known."""
+    return not len(times) or bool(times.min() <= until and times.max() >= since)

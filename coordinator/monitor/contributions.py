@@ -72,8 +72,7 @@ def contribution_summary(said: dict[str, Any]) -> str:
     owners, nodes = said["owners_total"], said["nodes_total"]
     of = f"{owners:,} {plural('owner', owners)} with {nodes:,} {plural('node', nodes)}"
     before = f"; {said['uncredited']:,} of them before it kept accounts" if said["uncredited"] else ""
-    rounds = f"{said['committed']:,} {plural('round', said['committed'])}"
-    return f"run {said['run_id']}: {said['tokens']:,} tokens in {rounds}, of {of}{before}"
+    return f"run {said['run_id']}: {said['tokens']:,} tokens up to round {said['committed']:,}, of {of}{before}"
 
 
 def owners_table(said: dict[str, Any]) -> Table:

@@ -82,10 +82,10 @@ class LiveRun:
     def snapshot(self) -> dict[str, Any]:
         return snapshot(self._loop, self._run)
 
-    def put_out(self) -> list[tuple[float, Decision]]:
+    def decisions(self, since: float, until: float) -> list[tuple[float, Decision]]:
         if (count := self._loop.state.conduct.decisions) != self._decided[0]:
             self._decided = count, self.records.decisions()
-        return self._decided[1]
+        return [(at, decision) for at, decision in self._decided[1] if since <= at <= until]
 
     def pending(self) -> CommitRecord | None:
         """With what the run's inquiry into it has found so far."""

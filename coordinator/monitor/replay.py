@@ -38,7 +38,6 @@ class PastRun:
         """`state`: the last one that the run's journal has; None: there is no journal."""
         self.records, self._facts, self._state = records, facts, state
         self._added_up: dict[str, Any] | None = None
-        self._decided: list[tuple[float, Decision]] | None = None
         self._turn = Lock()
 
     def facts(self) -> RecordedRun:
@@ -47,12 +46,8 @@ class PastRun:
     def snapshot(self) -> None:
         return None
 
-    def put_out(self) -> list[tuple[float, Decision]]:
-        if self._state is None:
-            return []  # in an archive they are in all records
-        if self._decided is None:
-            self._decided = self.records.decisions()
-        return self._decided
+    def decisions(self, since: float, until: float) -> list[tuple[float, Decision]]:
+        return self.records.decisions(since, until)
 
     def pending(self) -> CommitRecord | None:
         return None

@@ -59,7 +59,7 @@ class Records(Protocol):
 
     def iter_rounds(self, since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]: ...
     def iter_notes(self, before: float = inf) -> Iterator[tuple[float, Note]]: ...
-    def decisions(self) -> list[tuple[float, Decision]]: ...
+    def decisions(self, since: float = -inf, until: float = inf) -> list[tuple[float, Decision]]: ...
     def series(self) -> SeriesTable: ...
     def views(self, rounds: Sequence[int]) -> Iterator[RecordView]: ...
 
@@ -83,9 +83,8 @@ class RunSource(Protocol):
         """The run now, in the event loop's thread; None: as of its last record."""
         ...
 
-    def put_out(self) -> list[tuple[float, Decision]]:
-        """The decisions, with their times, by which members were put out or pardoned; blocks. Empty where looking
-        for them is a long search."""
+    def decisions(self, since: float, until: float) -> list[tuple[float, Decision]]:
+        """The decisions against members from `since` to `until` (seconds since 1970), with their times; blocks."""
         ...
 
     def pending(self) -> CommitRecord | None:
@@ -224,7 +223,7 @@ class RunAnswers:
 
     def _put_out(self, members: list[Answer], now: float) -> list[Answer]:
         """The latest members that were put out in the last day before `now` and are not back."""
-        latest = {d.node: (at, d) for at, d in self._source.put_out() if at <= now}
+        latest = {d.node: (at, d) for at, d in self._source.decisions(now - GONE_MEMORY, now)}
         here = {m["node_id"] for m in members if is_here(m)}
         found: list[Answer] = [
             {
@@ -232,7 +231,7 @@ class RunAnswers:
                 **{"at": at, "sentence": d.evidence.sentence},
             }
             for node, (at, d) in latest.items()
-            if d.consequence in CONVICTIONS and now - at < GONE_MEMORY and node not in here
+            if d.consequence in CONVICTIONS and node not in here
         ]
         return sorted(found, key=lambda one: -one["at"])[:MAX_PUT_OUT]
 

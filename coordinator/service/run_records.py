@@ -95,9 +95,9 @@ class RunRecords:
                 yield oldest, note
         yield from self.archive.notes(oldest)
 
-    def decisions(self) -> list[tuple[float, Decision]]:
-        """Every decision against a member with its time, in order."""
-        return self._journal.decisions()
+    def decisions(self, since: float = -inf, until: float = inf) -> list[tuple[float, Decision]]:
+        """Every decision against a member from `since` to `until` (seconds since 1970) with its time, in order."""
+        return [(at, decision) for at, decision in self._journal.decisions() if since <= at <= until]
 
     def series(self) -> SeriesTable:
         """The figures of all rounds so far; read at the first call. Raises `ResourceError`."""

@@ -187,7 +187,7 @@ def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_p
             two = json.loads((await get(c, "/api/contributions?limit=1&offset=1"))[1])
             assert one["nodes"] + two["nodes"] == said["nodes"] and not two["owners"]
 
-            total = f"{2 * each:,} tokens in 1 round"
+            total = f"{2 * each:,} tokens up to round 1"
             assert contribution_summary(said) == f"run reef: {total}, of 1 owner with 2 nodes"
             console = Console(width=80, file=(written := io.StringIO()))
             for table in (owners_table(said), nodes_table(said)):

@@ -144,6 +144,11 @@ def test_decisions_are_found_in_an_archives_records(tmp_path: Path) -> None:
     with opened(str(tmp_path / FOLDER)) as past:
         [(at, decision)] = past.records.decisions()
         assert decision.node == past_runs.GONE and at == story.committed_at(story.middle)
+        assert past.records.decisions(at, at) == [(at, decision)]
+        assert past.records.decisions(at + 1) == past.records.decisions(until=at - 1) == []
+        [out] = RunAnswers(past).past(story.middle)["put_out"]
+        assert (out["node_id"], out["at"]) == (past_runs.GONE, at)
+        assert RunAnswers(past).past(story.middle - 1)["put_out"] == []
         gone = RunAnswers(past).node({"node": past_runs.GONE})
         assert gone["evidence"][0]["evidence"]["offence"] == "forged_input" and gone["standing"] == "banned"
     with opened(str(tmp_path)) as past:
