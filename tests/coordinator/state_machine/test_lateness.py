@@ -9,6 +9,7 @@ from scenario import Run
 from atoll.comm.bitmap import bitmap
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.coordinator.causes.slowness import RoundPace
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import conduct, lateness
 from atoll.coordinator.state_machine import events as ev
@@ -42,6 +43,19 @@ def test_a_timeout_is_ten_times_the_prediction_and_time_for_the_arithmetic(story
     assert lateness.reduce_timeout(predicting(state, 1000.0)) == 600.0
     large = replace(predicting(state, 7.0), layout=(10**9, b""))
     assert lateness.reduce_timeout(large) == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize(("inner", "moment"), [(0.5, 5.0), (9.0, 10.0), (300.0, 30.0)])
+def test_a_stage_allows_for_a_moment_as_long_as_rounds_are_but_from_5_to_30_seconds(
+    story: Story, inner: float, moment: float
+) -> None:
+    pace = RoundPace(inner, 0.5, 0.25, 0.25)
+    state = replace(predicting(story.state, 7.0), paces=(pace, pace))
+    assert lateness.reduce_timeout(state) == pytest.approx(100.0, abs=0.001), "how long rounds are is not known yet"
+    state = replace(state, paces=(pace, replace(pace, inner=1000.0), pace))
+    assert lateness.reduce_timeout(state) == pytest.approx(70.0 + moment, abs=0.001)
+    unmeasured = predicting(state, 0.0)
+    assert lateness.reduce_timeout(unmeasured) == pytest.approx(moment + 5.0, abs=0.001), "by what exchanges took"
 
 
 def test_each_further_attempt_has_twice_the_time(story: Story) -> None:
@@ -83,6 +97,7 @@ def test_members_that_say_nothing_are_held_to_account_where_others_do(story: Sto
 def test_who_is_suspected_is_not_late(story: Story) -> None:
     story.state = replace(story.state, members=suspect(story.state.members, ALL[2], "its connection broke"))
     assert late(story, *ALL[1:3]) == {ALL[1]}
+    assert conduct.owes_time(lateness.hold_to_account(story.state, ALL[1:3], story.now + 60, []), ALL[2])
 
 
 def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_held_against_it(
