@@ -5,12 +5,12 @@ of its own, so that nobody pays in the second for what was lost in the first: an
 moment would else have those struck who are far from it.
 
 A stage may take ten times what the plan predicts, time for the arithmetic of a slow machine, and a moment, for
-processes pause and links stand still: as long as rounds take of late, from 5 s to 30 s. Where nothing is
-predicted, as what a small model exchanges is too little to measure links by, what exchanges took of late, in the
-middle, stands for it; where that is not known either, and at most, a stage takes `rounds.reduce_timeout`. Each
-further attempt of a round may take twice as long: what is slow for everybody is no member's fault, and must end in
-a commit. A prediction knows nothing of a member that was in no exchange yet: for one against whom nothing is held,
-a stage takes its `rounds.reduce_timeout`.
+processes pause and links stand still: as long as rounds take of late, from 5 s to 30 s. A prediction is believed
+as far as exchanges of late took so long: what is exchanged in a moment shows less than links carry. Where nothing
+is predicted, what exchanges took of late, in the middle, stands for it; where that is not known either, and at
+most, a stage takes `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is slow
+for everybody is no member's fault, and must end in a commit. A prediction knows nothing of a member that was in no
+exchange yet: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
 
 An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
 (`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`).
@@ -26,7 +26,7 @@ up every round at no cost.
 `reduce` calls it; `rounds` does as much for those who are late with their work.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from atoll.comm.ids import NodeId
@@ -46,7 +46,7 @@ from atoll.coordinator.state_machine.state import State, count, exchanges, order
 
 MIN_MOMENT_SECONDS, MAX_MOMENT_SECONDS = 5.0, 30.0  # for which a process pauses, or a link stands still
 SECONDS_PER_ELEMENT = 1e-7  # of the flat vector: encoding, merging and decoding on a slow and busy machine
-PREDICTION_FACTOR = 10.0  # times the predicted seconds
+EXPECTED_FACTOR = 10.0  # times the seconds that an exchange is to take
 MAX_DOUBLINGS = 10
 # Beyond twice what the others took, in seconds: then who does not hold everything is told what to ask for; after
 # so much more, or if it has not sealed, a member that was in time is a straggler.
@@ -59,29 +59,33 @@ def reduce_timeout(state: State) -> float:
     """Seconds that each stage of the attempt in force may take. Only while there is one."""
     r, most = state.round, state.config.rounds.reduce_timeout
     assert r.plan is not None
-    if not (expected := _expected(state, r.plan.predicted)):
+    if not r.plan.expected:
         return most
-    return min(most, _one_stage(state, expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+    return min(most, _one_stage(state, r.plan.expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
 
 
-def patience(state: State, predicted: float) -> float:
-    """Seconds for which the contributions of one member alone may hold up an owner, under a plan that is predicted
-    to take so many, before the owner says so: half of a stage. 0: there is no limit, as the links of some are not
-    known."""
-    expected = _expected(state, predicted)
-    if not expected or _is_unknown(state):
+def patience(state: State, seconds: float) -> float:
+    """Seconds for which the contributions of one member alone may hold up an owner, in an exchange that is to take
+    so many `seconds`, before the owner says so: half of a stage. 0: there is no limit, as the links of some are
+    not known."""
+    if not seconds or _is_unknown(state):
         return 0.0
-    return min(state.config.rounds.reduce_timeout, _one_stage(state, expected)) / 2
+    return min(state.config.rounds.reduce_timeout, _one_stage(state, seconds)) / 2
 
 
-def _expected(state: State, predicted: float) -> float:
-    """Seconds that an exchange is to take: what its plan predicts, or else what those of late took in the middle.
-    0: neither is known."""
-    return predicted or sum(slowness.usual(state.paces).get(phase, 0.0) for phase in ("reduce", "commit"))
+def expected(state: State, predicted: float) -> float:
+    """Seconds that an exchange among the members of the ledger's attempt is to take: what its plan predicts, but
+    no more than the longest of late did, or else what those took in the middle. 0: neither is known."""
+    usual = slowness.usual(state.paces)
+    if not predicted or not usual:
+        return predicted or sum(usual.get(phase, 0.0) for phase in ("reduce", "commit"))
+    if any(_newcomers(state, slowness.MIN_ROUNDS)):  # a slow one was not in those
+        return predicted
+    return min(predicted, max(pace.reduce + pace.commit for pace in state.paces)) or predicted
 
 
-def _one_stage(state: State, predicted: float) -> float:
-    return _moment(state) + SECONDS_PER_ELEMENT * state.chunks.numel + PREDICTION_FACTOR * predicted
+def _one_stage(state: State, seconds: float) -> float:
+    return _moment(state) + SECONDS_PER_ELEMENT * state.chunks.numel + EXPECTED_FACTOR * seconds
 
 
 def _moment(state: State) -> float:
@@ -91,16 +95,16 @@ def _moment(state: State) -> float:
 
 
 def _is_unknown(state: State) -> bool:
-    """Whether there is a member that was in no exchange yet, so that nobody knows what its link carries, and
-    against whom nothing is held."""
+    """Whether there is a member that was in no exchange yet, so that nobody knows what its link carries."""
     here = state.members.here
-    return any(
-        n in here
-        and not (here[n].up or here[n].measured)
-        and consequence(state, n) is None
-        and not owes_time(state, n)
-        for n in state.round.ledger.members
-    )
+    return any(not here[n].up for n in _newcomers(state, 1))
+
+
+def _newcomers(state: State, exchanges: int) -> Iterator[NodeId]:
+    """The members that were in fewer exchanges in this life, against whom nothing is held, and who owe no time."""
+    here = state.members.here
+    new = (n for n in state.round.ledger.members if n in here and here[n].measured < exchanges)
+    return (n for n in new if consequence(state, n) is None and not owes_time(state, n))
 
 
 def is_overdue(state: State, now: float) -> bool:
@@ -140,12 +144,14 @@ def spared(state: State, now: float) -> set[NodeId]:
     are behind the others. None, where fewer are left than half, or than the run needs, or nobody to be dialled."""
     r = state.round
     assert r.plan is not None
-    members, there = r.ledger.members, len(r.completions) + len(r.plan.missing_chunks)
+    ledger, members, there = r.ledger, r.ledger.members, len(r.completions) + len(r.plan.missing_chunks)
     # before most are there, no look at each is worth it
-    if not r.ledger.complete or there == len(members) or there + len(state.conduct.strikes) < len(members):
+    if not ledger.complete or there == len(members) or there + len(state.conduct.strikes) < len(members):
+        return set()
+    if ledger.orphans:  # of which it may be the only one that holds some
         return set()
     begun = r.plan.stage_at
-    if now - begun < brief(state, _usual(state, [at - begun for at in r.plan.held_at.values()])):
+    if now - begun < brief(state, median([at - begun for at in r.plan.held_at.values()] or [0.0])):
         return set()
     behind = {n for n in waited_for(state) if owes_time(state, n)}
     others = [n for n in members if n not in behind]
@@ -247,9 +253,9 @@ def _charge_last(
 
 
 def _usual(state: State, took: Collection[float]) -> float:
-    """The seconds that members take, by those that some took, or as the plan predicts."""
+    """The seconds that members take, by those that some took, or as it is to be."""
     assert state.round.plan is not None
-    return max(median(took or (0.0,)), state.round.plan.predicted)
+    return max(median(took or (0.0,)), state.round.plan.expected)
 
 
 def _due(state: State) -> Collection[NodeId]:

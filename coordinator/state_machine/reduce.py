@@ -157,7 +157,9 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
     state = with_round(state, replace(state.round, ledger=ledger, completions=held))
-    plan = AttemptState(fence, now, now, predicted=predicted, patience=lateness.patience(state, predicted))
+    expected = lateness.expected(state, predicted)
+    patience = lateness.patience(state, expected)
+    plan = AttemptState(fence, now, now, predicted=predicted, expected=expected, patience=patience)
     return with_round(state, replace(state.round, plan=plan))
 
 

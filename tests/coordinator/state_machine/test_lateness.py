@@ -29,7 +29,10 @@ def story() -> Story:
 
 def predicting(state: State, seconds: float, attempt: int = 1) -> State:
     assert state.round.plan is not None
-    plan, ledger = replace(state.round.plan, predicted=seconds), replace(state.round.ledger, attempt=attempt)
+    plan, ledger = (
+        replace(state.round.plan, predicted=seconds, expected=seconds),
+        replace(state.round.ledger, attempt=attempt),
+    )
     rounds = replace(state.config.rounds, reduce_timeout=600.0)
     round_ = replace(state.round, plan=plan, ledger=ledger)
     return replace(state, config=replace(state.config, rounds=rounds), round=round_)
@@ -51,11 +54,23 @@ def test_a_stage_allows_for_a_moment_as_long_as_rounds_are_but_from_5_to_30_seco
 ) -> None:
     pace = RoundPace(inner, 0.5, 0.25, 0.25)
     state = replace(predicting(story.state, 7.0), paces=(pace, pace))
-    assert lateness.reduce_timeout(state) == pytest.approx(100.0, abs=0.001), "how long rounds are is not known yet"
+    assert lateness.reduce_timeout(state) == pytest.approx(100.0, abs=0.001), (
+        "how long rounds are is not known yet"
+    )
     state = replace(state, paces=(pace, replace(pace, inner=1000.0), pace))
     assert lateness.reduce_timeout(state) == pytest.approx(70.0 + moment, abs=0.001)
-    unmeasured = predicting(state, 0.0)
-    assert lateness.reduce_timeout(unmeasured) == pytest.approx(moment + 5.0, abs=0.001), "by what exchanges took"
+
+
+def test_an_exchange_is_to_take_what_is_predicted_but_no_longer_than_the_longest_of_late(story: Story) -> None:
+    """What exchanges show of links that are done at once is less than these carry."""
+    pace = RoundPace(10.0, 0.5, 0.25, 0.25)
+    assert lateness.expected(story.state, 7.0) == 7.0 and lateness.expected(story.state, 0.0) == 0.0
+    state = replace(story.state, paces=(pace, replace(pace, reduce=2.0), pace))
+    assert lateness.expected(state, 0.0) == 0.5, "in the middle"
+    assert lateness.expected(state, 7.0) == 7.0, "somebody was not in those exchanges"
+    here = {n: replace(m, measured=3) for n, m in state.members.here.items()}
+    state = replace(state, members=replace(state.members, here=here))
+    assert lateness.expected(state, 7.0) == 2.25 and lateness.expected(state, 1.0) == 1.0
 
 
 def test_each_further_attempt_has_twice_the_time(story: Story) -> None:
