@@ -17,7 +17,15 @@ from atoll.coordinator.state_machine import beginning, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import reachable
-from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, contributors, lend_time, owes_time
+from atoll.coordinator.state_machine.conduct import (
+    WHOLE_STRIKE_SHARE,
+    Evidence,
+    Offence,
+    charge,
+    contributors,
+    lend_time,
+    owes_time,
+)
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
 from atoll.coordinator.state_machine.lateness import OWED_SHARE, brief
 from atoll.coordinator.state_machine.ledger import contribute
@@ -343,13 +351,12 @@ def _lend_to_late(state: State, now: float) -> State:
     if r.patient_until:
         return state  # the coordinator was away
     able = [n for n in r.participants.keys() - _absent(state) if here[n].state_round == state.committed]
-    usual, behind = median(r.answers or (0.0,)), dict[NodeId, float]()
-    for node in sorted(able, key=order):
-        told = r.moments[node].contributed if node in r.moments else 0.0
-        behind[node] = (told or now) - r.asked_at - 2 * usual - _steps(state, node, 2)
-    late = [n for n, seconds in behind.items() if seconds > 0]
+    usual, least = median(r.answers or (0.0,)), WHOLE_STRIKE_SHARE * state.inner_time
+    told = {n: r.moments[n].contributed for n in able if n in r.moments}
+    took = {n: (told.get(n) or now) - r.asked_at - usual for n in sorted(able, key=order)}
+    late = [n for n, seconds in took.items() if seconds > usual + _steps(state, n, 2) + least]
     for node in late if 2 * len(late) <= len(able) else ():
-        state = lend_time(state, node, behind[node])
+        state = lend_time(state, node, took[node])
     return state
 
 

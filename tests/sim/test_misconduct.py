@@ -21,7 +21,8 @@ QUICK: RunConfig = replace(
     rounds=replace(CONFIG.rounds, inner_steps=20, reduce_timeout=30.0),
     members=replace(CONFIG.members, start=MEMBERS),
 )
-HABITS = ("never seals", "never holds", "hoards", "accuses", "turns", "slanders")
+HABITS = ("never seals", "never holds", "withholds", "hoards", "accuses", "turns", "slanders")
+SILENT = ("never seals", "never holds", "withholds")  # of these, who leave out what others wait for
 
 
 class Village:
@@ -58,7 +59,7 @@ def test_a_bad_habit_costs_a_few_rounds_and_nobody_else(habit: str, seed: int) -
     village = Village(habit, seed)
     usual = sorted(village.seconds)[len(village.seconds) // 3]
     slow = [s for s in village.seconds if s > 1.5 * usual]
-    assert len(slow) <= 7, f"seconds of each round: {village.seconds}"
+    assert len(slow) <= (1 if habit in SILENT else 7), f"seconds of each round: {village.seconds}"
     others = {n for n in village.state.members.here if n != village.liar}
     assert {d.node for _, d in village.decisions} <= {village.liar}, village.decisions
     for node in others:

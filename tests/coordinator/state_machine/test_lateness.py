@@ -9,6 +9,7 @@ from scenario import Run
 from atoll.comm.bitmap import bitmap
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.strikes import Strikes
 from atoll.coordinator.causes.slowness import RoundPace
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import conduct, lateness
@@ -126,6 +127,35 @@ def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_
     assert [lateness.is_overdue(state, opened + s) for s in (99, 101, 599, 601)] == [False, False, False, True]
     struck = lateness.hold_to_account(state, [ALL[2]], opened + 601, [])
     assert [lateness.is_overdue(struck, opened + s) for s in (99, 101)] == [False, True]
+
+
+def owing(state: State, *nodes: NodeId) -> State:
+    """They held the others up."""
+    held = {str(n): Strikes(n, owes_until=state.committed + 1) for n in nodes}
+    return replace(state, conduct=replace(state.conduct, strikes=held))
+
+
+def test_the_commit_does_not_wait_for_those_few_who_owe_time_and_are_behind(story: Story) -> None:
+    story.do("seal", NAMES)
+    story.now += 1.0
+    story.do("held", NAMES[:2])
+    opened = story.state.round.sealed_at
+    state = owing(story.state, *ALL[2:])
+    assert not lateness.spared(state, opened + 2.1), "they have twice what the others took"
+    assert lateness.spared(state, opened + 2.3) == set(ALL[2:])
+    assert not lateness.spared(owing(story.state, ALL[2]), opened + 2.3), "for the other one it waits in any case"
+    story.do("held", NAMES[2:3])
+    assert lateness.spared(owing(story.state, ALL[3]), opened + 2.3) == {ALL[3]}
+    assert not lateness.spared(owing(story.state, ALL[2]), opened + 2.3)
+    members = replace(story.state.config.members, minimum=4)
+    few = replace(story.state, config=replace(story.state.config, members=members))
+    assert not lateness.spared(owing(few, ALL[3]), opened + 2.3), "the run needs it"
+
+
+def test_it_waits_for_most(story: Story) -> None:
+    story.do("seal", NAMES)
+    story.do("held", NAMES[:1])
+    assert not lateness.spared(owing(story.state, *ALL[1:]), story.now + 3.0)
 
 
 def test_in_two_levels_a_relay_that_sums_nothing_is_late_and_not_the_owners_that_wait_for_it() -> None:

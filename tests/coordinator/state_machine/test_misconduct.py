@@ -177,6 +177,51 @@ def test_who_finishes_its_step_at_the_last_moment_costs_the_others_a_tenth_of_a_
         story.reduce()
 
 
+def collect(story: Story, late: str, seconds: float) -> float:
+    """A round in which all have their steps, and this one says so much later, or not, that it can contribute; the
+    seconds that the others waited for it."""
+    story.do("wait", ["10"])
+    names = [story.name(n) for n in story.state.round.participants]
+    story.do("reached", names)
+    while story.state.round.phase is Phase.INNER:
+        story.do("wait", ["0.25"])
+    closed = story.now
+    story.do("ready", [name for name in names if name != late])
+    while story.state.round.phase is Phase.COLLECTING:
+        story.do("wait", ["0.25"])
+        if story.now - closed >= seconds and late in names:
+            story.do("ready", [late])
+            names.remove(late)
+    waited = story.now - closed
+    story.reduce()
+    return waited
+
+
+@pytest.mark.parametrize("seconds", [4.75, 100.0])
+def test_who_is_late_with_its_work_is_not_waited_for_in_the_next_rounds(seconds: float) -> None:
+    story = Story(NAMES, "c")
+    waited = [collect(story, "c" if k >= 3 else "", seconds) for k in range(12)]
+    assert waited[3] >= 4.75 and sum(s > 1 for s in waited) <= 3, waited  # its own step takes a second
+    assert not story.state.conduct.decisions, "that is held against nobody"
+    assert set(story.state.conduct.strikes) == {"n3"}
+
+
+def test_who_pauses_once_in_short_rounds_counts_in_all_others_and_is_trusted_again() -> None:
+    """For seven seconds, in the middle of an exchange."""
+    story = Story(NAMES, "c", rounds__reduce_timeout="6")
+    counted, owned, owing = list[bool](), list[bool](), list[bool]()
+    for k in range(ROUNDS):
+        story.train()
+        owned.append(story.liar in story.owners())
+        owing.append(conduct.owes_time(story.state, story.liar))
+        story.reduce(seals=k != 2, holds=k != 2)
+        assert story.state.pending is not None
+        counted.append(story.liar in story.state.pending.contributors)
+    assert all(counted), "its work was left out"
+    assert owned == [not owes for owes in owing] and sum(owing) == 6, owing
+    assert not conduct.owes_time(story.state, story.liar) and conduct.may_contribute(story.state, story.liar)
+
+
 def test_who_falls_silent_in_every_reduce_is_not_waited_for_after_a_few_rounds() -> None:
     story, seconds = Story(NAMES, "c"), list[dict[str, float]]()
     for _ in range(2 * ROUNDS):
