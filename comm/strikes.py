@@ -126,9 +126,7 @@ def _latest(before: Strikes, evidence: Evidence) -> dict[Offence, int]:
 
 def remember(records: Mapping[str, Strikes], committed: int) -> dict[str, Strikes]:
     """The records without those that are forgotten, and without the oldest beyond MAX_RECORDS; bans stay."""
-    left = {
-        k: record for k, record in records.items() if not record.forgotten(committed) or record.owes(committed)
-    }
+    left = {key: r for key, r in records.items() if not r.forgotten(committed) or r.owes(committed)}
     surplus = len(left) - MAX_RECORDS
     if surplus > 0:
         old = [key for key, record in left.items() if record.ban is None]

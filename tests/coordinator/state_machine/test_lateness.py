@@ -152,6 +152,14 @@ def test_the_commit_does_not_wait_for_those_few_who_owe_time_and_are_behind(stor
     assert not lateness.spared(owing(few, ALL[3]), opened + 2.3), "the run needs it"
 
 
+def test_it_waits_for_all_while_nobody_knows_who_holds_orphans(story: Story) -> None:
+    story.do("seal", NAMES)
+    story.do("leave", ["d"])
+    assert story.state.round.ledger.orphans
+    story.do("held", NAMES[:2])
+    assert not lateness.spared(owing(story.state, ALL[2]), story.now + 3.0)
+
+
 def test_it_waits_for_most(story: Story) -> None:
     story.do("seal", NAMES)
     story.do("held", NAMES[:1])

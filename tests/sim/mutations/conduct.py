@@ -196,6 +196,7 @@ MUTATIONS = [
         M + "lateness.py",
         "    if ledger.orphans:  # of which it may be the only one that holds some\n        return set()\n",
         "",
+        HERE + "test_lateness.py",
     ),
     Mutation(
         "who is late with its work is waited for in every round",
@@ -214,8 +215,8 @@ MUTATIONS = [
     Mutation(
         "time that is owed is forgotten when somebody else is struck",
         "comm/strikes.py",
-        "if not record.forgotten(committed) or record.owes(committed)}",
-        "if not record.forgotten(committed)}",
+        "if not r.forgotten(committed) or r.owes(committed)}",
+        "if not r.forgotten(committed)}",
         CONDUCT,
     ),
     Mutation(
@@ -284,7 +285,7 @@ MUTATIONS = [
     Mutation(
         "a moment of bad luck weighs as much as a lost attempt",
         M + "conduct.py",
-        "return min(1.0, max(seconds, 0.0) / (WHOLE_STRIKE_SHARE * inner)) if inner > 0 else 1.0",
+        "return min(1.0, _whole_strikes(state, seconds))",
         "return 1.0",
         HERE + "test_broken_paths.py",
     ),
