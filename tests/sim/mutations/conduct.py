@@ -304,6 +304,13 @@ MUTATIONS = [
         HERE + "test_broken_paths.py",
     ),
     Mutation(
+        "who was to blame before is struck for one word about another who broke with many",
+        M + "broken_paths.py",
+        "if times[pair] > 1 or partners[n] > 1}  # else the other end is",
+        "}",
+        HERE + "test_broken_paths.py",
+    ),
+    Mutation(
         "a member's word that it reaches nobody is believed",
         M + "broken_paths.py",
         "if _others_say_so(state, node, broken) else 1.0",
