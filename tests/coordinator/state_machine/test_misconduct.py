@@ -279,7 +279,7 @@ def test_who_says_good_bye_in_the_middle_of_each_exchange_owns_nothing_and_then_
         owned.append(story.liar in story.owners())
         took_part.append(story.liar in story.state.round.participants)
     assert not any(owned[1:]), "what it owned the others had to do again in each round"
-    assert not all(took_part[6:12]), "it cost each round an attempt"
+    assert sum(took_part) <= 9, "it cost each round an attempt, and no chunk with its work can be audited"
     assert set(story.state.conduct.strikes) == {"n3"}
 
 
