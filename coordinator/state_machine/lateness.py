@@ -141,7 +141,8 @@ def to_be_told(state: State, now: float) -> set[NodeId]:
 
 def spared(state: State, now: float) -> set[NodeId]:
     """The members for which the commit does not wait at `now`, in seconds, all being sealed: they owe time, and
-    are behind the others. None, where fewer are left than half, or than the run needs, or nobody to be dialled."""
+    are behind the others, be it by a moment where they were so in the round before. None, where fewer are left than
+    half, or than the run needs, or nobody to be dialled."""
     r = state.round
     assert r.plan is not None
     ledger, members, there = r.ledger, r.ledger.members, len(r.completions) + len(r.plan.missing_chunks)
@@ -151,9 +152,8 @@ def spared(state: State, now: float) -> set[NodeId]:
     if ledger.orphans:  # of which it may be the only one that holds some
         return set()
     begun = r.plan.stage_at
-    if now - begun < brief(state, median([at - begun for at in r.plan.held_at.values()] or [0.0])):
-        return set()
-    behind = {n for n in waited_for(state) if owes_time(state, n)}
+    over = now - begun >= brief(state, median([at - begun for at in r.plan.held_at.values()] or [0.0]))
+    behind = {n for n in waited_for(state) if owes_time(state, n) and (over or n not in state.makers)}
     others = [n for n in members if n not in behind]
     enough = max(state.config.members.minimum, len(members) / 2, 1)
     return behind if len(others) >= enough and reachable(state, others) else set()

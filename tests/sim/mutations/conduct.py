@@ -185,6 +185,13 @@ MUTATIONS = [
         MISCONDUCT,
     ),
     Mutation(
+        "who held others up is not waited for a moment though it keeps up again",
+        M + "lateness.py",
+        "and (over or n not in state.makers)}",
+        "}",
+        HERE + "test_lateness.py",
+    ),
+    Mutation(
         "the commit waits for nobody who held others up, though the run needs it",
         M + "lateness.py",
         "return behind if len(others) >= enough and reachable(state, others) else set()",
