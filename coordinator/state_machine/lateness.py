@@ -141,8 +141,8 @@ def to_be_told(state: State, now: float) -> set[NodeId]:
 
 def spared(state: State, now: float) -> set[NodeId]:
     """The members for which the commit does not wait at `now`, in seconds, all being sealed: they owe time, and
-    are behind the others, be it by a moment where they were so in the round before. None, where fewer are left than
-    half, or than the run needs, or nobody to be dialled."""
+    are behind the others, be it by a moment where the round before had their work, and they did not hold it in
+    time. None, where fewer are left than half, or than the run needs, or nobody to be dialled."""
     r = state.round
     assert r.plan is not None
     ledger, members, there = r.ledger, r.ledger.members, len(r.completions) + len(r.plan.missing_chunks)
@@ -153,7 +153,8 @@ def spared(state: State, now: float) -> set[NodeId]:
         return set()
     begun = r.plan.stage_at
     over = now - begun >= brief(state, median([at - begun for at in r.plan.held_at.values()] or [0.0]))
-    behind = {n for n in waited_for(state) if owes_time(state, n) and (over or n not in state.makers)}
+    owing, here = [n for n in waited_for(state) if owes_time(state, n)], state.members.here
+    behind = {n for n in owing if over or (n not in state.makers and not here[n].missed)}
     others = [n for n in members if n not in behind]
     enough = max(state.config.members.minimum, len(members) / 2, 1)
     return behind if len(others) >= enough and reachable(state, others) else set()
