@@ -11,6 +11,9 @@ however often it happens: only false statements do.
 What delays a round weighs as much as it cost the others, and a whole strike at most, whatever it looked like: who
 is out of reach for a moment is late, silent and blamed for broken paths at once.
 
+A delay is made up for, too: whoever held the others up owes them time, and while it does they rely on it for
+nothing. That is held against nobody, and is over after some rounds.
+
 Who comes into quarantine anew before the earlier one is forgotten stays in it for longer: 20 committed rounds, 40,
 60; and who says what is not after a quarantine is out.
 """
@@ -52,6 +55,7 @@ class Strikes:
     latest: dict[Offence, int] = field(default_factory=dict)  # the last round of each offence
     delay: tuple[int, float] = (0, 0.0)  # the last round that it delayed, and the part of a strike it has for that
     ban: Evidence | None = None
+    owes_until: int = 0  # committed rounds from which on it owes the others no time
 
     def weights(self, committed: int) -> tuple[float, float]:
         """The weights (false statements, trouble) when so many rounds are committed."""
@@ -68,6 +72,10 @@ class Strikes:
         if lies + trouble >= CONTRIBUTOR_LIMIT:
             return Consequence.NO_CONTRIBUTOR
         return Consequence.NO_OWNER if lies + trouble >= OWNER_LIMIT else Consequence.STRUCK
+
+    def owes(self, committed: int) -> bool:
+        """Whether the others are to do without it for some of the time that they waited for it."""
+        return committed < self.owes_until
 
     def forgotten(self, committed: int) -> bool:
         """Whether nothing is held against the key any more."""
@@ -118,7 +126,7 @@ def _latest(before: Strikes, evidence: Evidence) -> dict[Offence, int]:
 
 def remember(records: Mapping[str, Strikes], committed: int) -> dict[str, Strikes]:
     """The records without those that are forgotten, and without the oldest beyond MAX_RECORDS; bans stay."""
-    left = {key: record for key, record in records.items() if not record.forgotten(committed)}
+    left = {key: r for key, r in records.items() if not r.forgotten(committed) or r.owes(committed)}
     surplus = len(left) - MAX_RECORDS
     if surplus > 0:
         old = [key for key, record in left.items() if record.ban is None]

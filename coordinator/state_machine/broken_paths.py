@@ -78,8 +78,8 @@ def remember(state: State, out: list[Effect]) -> State:
         known[pair] = BrokenPath(pair, (*rounds, r.number))
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
-    to_blame = culprits(state)
-    for node in sorted(to_blame.intersection(n for pair in broken for n in pair), key=order):
+    odd = {n for pair in broken for n in pair if times[pair] > 1 or partners[n] > 1}  # else the other end is
+    for node in sorted(odd.intersection(culprits(state)), key=order):
         others = sorted({n for path in paths for n in path.pair if node in path.pair} - {node}, key=order)
         sentence = f"its paths to {state.names(others)} broke, those between others did not"
         facts = tuple((str(n), _rounds(paths, node, n)) for n in others[:20])

@@ -16,6 +16,11 @@ journal keeps once; the operator can take it back (`Pardoned`).
 An offence counts once a round, and what delays a round one strike at most. `strikes` has the weights; the other
 parts of the machine ask `may_own` and `may_contribute`, and heed the answer where the run can go on without the
 member.
+
+A delay is made up for, beside the strike and where nobody is struck (`lend_time`): who cost the others so many
+tenths of a round's inner time *owes time* for as many rounds, and others rely on it for nothing (`owes_time`): it
+owns no chunks, nor does anybody wait for what it is to say. So a silent member costs rounds of any length a tenth
+in the long run. Its work is taken as ever, so who only paused for a moment loses nothing.
 """
 
 from collections.abc import Sequence
@@ -28,12 +33,13 @@ from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.strikes import DELAYS, DOUBTFUL, MIN_PART, PROVEN, Strikes, left_of_strike, remember, strike
 from atoll.coordinator.state_machine.events import Decision, Effect, Note
-from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.state import State, exchanges, remove
 
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
 EXCHANGE_MEMORY_ROUNDS = 20  # committed rounds after which it is forgotten that a member left an exchange
 MAX_EXCHANGES_LEFT = 10_000  # identities of which that is remembered
+MAX_DEBT_ROUNDS = 20  # rounds for which a member owes the others time, however long they waited for it
 # Of a round's inner time: who delays a round by so much has a whole strike. Strikes of six rounds in a row, or of
 # every sixth round, have its work not taken: so one member costs a run 2 % of its time in the long run.
 WHOLE_STRIKE_SHARE = 0.1
@@ -97,6 +103,14 @@ def may_own(state: State, node: NodeId) -> bool:
     return sound and not left_exchange_lately(state, node)
 
 
+def owes_time(state: State, node: NodeId) -> bool:
+    """Whether others waited for the node, and have not had that time back by doing without."""
+    if not state.conduct.strikes:
+        return False
+    record = state.conduct.strikes.get(identity(state, node))
+    return record is not None and record.owes(state.committed)
+
+
 def may_contribute(state: State, node: NodeId) -> bool:
     """Whether the node's work may be taken, if the run has enough others."""
     return consequence(state, node) in (None, Consequence.STRUCK, Consequence.NO_OWNER)
@@ -105,9 +119,10 @@ def may_contribute(state: State, node: NodeId) -> bool:
 def penalty(state: State, node: NodeId) -> str:
     """What the node may not do for now, until when and why, as it is told itself; empty: nothing."""
     follows = consequence(state, node)
+    record = state.conduct.strikes.get(identity(state, node), UNRECORDED)
     if follows not in PENALTIES:
-        return ""
-    record = state.conduct.strikes[identity(state, node)]
+        debt = f"no round waits for this node before round {record.owes_until + 1}: one waited for it too long"
+        return debt if record.owes(state.committed) else ""
     until = next(r for r in count(state.committed + 1) if record.consequence(r) is not follows)
     latest = sorted(record.latest.items(), key=lambda said: said[1])
     why = ", ".join(f"{offence.replace('_', ' ')} (round {round_})" for offence, round_ in latest)
@@ -152,8 +167,27 @@ def strike_part(state: State, seconds: float) -> float:
     """The part of a whole strike for a delay of the round by so many seconds: what it cost the others. So a
     machine that sleeps or is out of reach for a moment now and then is not kept out, and who holds up each round
     is."""
+    return min(1.0, _whole_strikes(state, seconds))
+
+
+def lend_time(state: State, node: NodeId, seconds: float) -> State:
+    """Have the node, which is here or was, owe the others time, for so many seconds in which they waited for it in
+    this round: as many rounds as these are whole strikes. A reducer that is late owns nothing in any case, until
+    it joins anew."""
+    rounds = min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS)
+    who, until = identity(state, node), state.round.number + rounds
+    before = state.conduct.strikes.get(who) or Strikes(node)
+    member = state.members.here.get(node) or state.members.departed.get(node)
+    if member is None or member.role == REDUCER or not rounds or until <= before.owes_until:
+        return state
+    others = {key: r for key, r in state.conduct.strikes.items() if key != who}
+    records = remember(others | {who: replace(before, node=node, owes_until=until)}, state.committed)
+    return replace(state, conduct=replace(state.conduct, strikes=records))
+
+
+def _whole_strikes(state: State, seconds: float) -> float:
     inner = state.inner_time
-    return min(1.0, max(seconds, 0.0) / (WHOLE_STRIKE_SHARE * inner)) if inner > 0 else 1.0
+    return max(seconds, 0.0) / (WHOLE_STRIKE_SHARE * inner) if inner > 0 else 1.0
 
 
 def charge(state: State, node: NodeId, evidence: Evidence, out: list[Effect]) -> State:

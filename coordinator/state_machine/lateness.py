@@ -4,81 +4,107 @@ An attempt has two stages: the owners seal all chunks, then the members say that
 of its own, so that nobody pays in the second for what was lost in the first: an owner that seals at the last
 moment would else have those struck who are far from it.
 
-A stage may take ten times what the plan predicts, and time for the arithmetic of a slow machine. Where nothing is
-predicted, as what a small model exchanges is too little to measure links by, what exchanges took of late, in the
-middle, stands for it; where that is not known either, and at most, a stage takes `rounds.reduce_timeout`. Each
-further attempt of a round may take twice as long: what is slow for everybody is no member's fault, and must end in
-a commit. A prediction knows nothing of a member that was in no exchange yet: for one against whom nothing is held,
-a stage takes its `rounds.reduce_timeout`.
+A stage may take ten times what the plan predicts, time for the arithmetic of a slow machine, and a moment, for
+processes pause and links stand still: as long as rounds take of late, from 5 s to 30 s. A prediction is believed
+as far as exchanges of late took so long: what is exchanged in a moment shows less than links carry. Where nothing
+is predicted, what exchanges took of late, in the middle, stands for it; where that is not known either, and at
+most, a stage takes `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is slow
+for everybody is no member's fault, and must end in a commit. A prediction knows nothing of a member that was in no
+exchange yet: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
 
 An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
 (`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`).
 
-Who is late is remembered over rounds (`conduct.charge`), as far as it is certain that it is that member: others
-did the same in time, and the coordinator hears it; and an owner may give a member its chunks one after the other,
-just before it would ask others for them, so that it asks them all before anything is held against it
-(`to_be_told`). Who was in time, and yet far behind all others, is remembered at the commit: else it could hold up
-every round at no cost.
+Who is late owes the others the time (`conduct.lend_time`): for some rounds it owns nothing, and no commit waits
+for it to hold the chunks (`spared`); what it lacks then it fetches. It is held against it over rounds, too
+(`conduct.charge`), as far as it is certain that it is that member: others did the same in time, and the
+coordinator hears it; and an owner may give a member its chunks one after the other, just before it would ask
+others for them, so that it asks them all before anything is held against it (`to_be_told`). Who was in time, and
+yet behind all others, owes that at the commit, and beyond some seconds it is held against it: else it could hold
+up every round at no cost.
 
-`reduce` calls it.
+`reduce` calls it; `rounds` does as much for those who are late with their work.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.causes import slowness
-from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, consequence, strike_part
+from atoll.coordinator.state_machine.chunk_owners import reachable
+from atoll.coordinator.state_machine.conduct import (
+    Evidence,
+    Offence,
+    charge,
+    consequence,
+    lend_time,
+    owes_time,
+    strike_part,
+)
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.state import State, count, exchanges, order
 
-MIN_TIMEOUT_SECONDS = 30.0  # of a stage: processes pause, links stand still for a moment
+MIN_MOMENT_SECONDS, MAX_MOMENT_SECONDS = 5.0, 30.0  # for which a process pauses, or a link stands still
 SECONDS_PER_ELEMENT = 1e-7  # of the flat vector: encoding, merging and decoding on a slow and busy machine
-PREDICTION_FACTOR = 10.0  # times the predicted seconds
+EXPECTED_FACTOR = 10.0  # times the seconds that an exchange is to take
 MAX_DOUBLINGS = 10
 # Beyond twice what the others took, in seconds: then who does not hold everything is told what to ask for; after
 # so much more, or if it has not sealed, a member that was in time is a straggler.
 ASK_SECONDS, STRAGGLER_SECONDS = 3.0, 10.0
 MIN_COMPARED = 3  # members, to tell which of them are stragglers
+OWED_SHARE = 0.02  # of a round's inner time, beyond twice what the others took: for who owes them time
 
 
 def reduce_timeout(state: State) -> float:
     """Seconds that each stage of the attempt in force may take. Only while there is one."""
     r, most = state.round, state.config.rounds.reduce_timeout
     assert r.plan is not None
-    if not (expected := _expected(state, r.plan.predicted)):
+    if not r.plan.expected:
         return most
-    return min(most, _one_stage(state, expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+    return min(most, _one_stage(state, r.plan.expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
 
 
-def patience(state: State, predicted: float) -> float:
-    """Seconds for which the contributions of one member alone may hold up an owner, under a plan that is predicted
-    to take so many, before the owner says so: half of a stage. 0: there is no limit, as the links of some are not
-    known."""
-    expected = _expected(state, predicted)
-    if not expected or _is_unknown(state):
+def patience(state: State, seconds: float) -> float:
+    """Seconds for which the contributions of one member alone may hold up an owner, in an exchange that is to take
+    so many `seconds`, before the owner says so: half of a stage. 0: there is no limit, as the links of some are
+    not known."""
+    if not seconds or _is_unknown(state):
         return 0.0
-    return min(state.config.rounds.reduce_timeout, _one_stage(state, expected)) / 2
+    return min(state.config.rounds.reduce_timeout, _one_stage(state, seconds)) / 2
 
 
-def _expected(state: State, predicted: float) -> float:
-    """Seconds that an exchange is to take: what its plan predicts, or else what those of late took in the middle.
-    0: neither is known."""
-    return predicted or sum(slowness.usual(state.paces).get(phase, 0.0) for phase in ("reduce", "commit"))
+def expected(state: State, predicted: float) -> float:
+    """Seconds that an exchange among the members of the ledger's attempt is to take: what its plan predicts, but
+    no more than the longest of late did, or else what those took in the middle. 0: neither is known."""
+    usual = slowness.usual(state.paces)
+    if not predicted or not usual:
+        return predicted or sum(usual.get(phase, 0.0) for phase in ("reduce", "commit"))
+    if any(_newcomers(state, slowness.MIN_ROUNDS)):  # a slow one was not in those
+        return predicted
+    return min(predicted, max(pace.reduce + pace.commit for pace in state.paces)) or predicted
 
 
-def _one_stage(state: State, predicted: float) -> float:
-    return MIN_TIMEOUT_SECONDS + SECONDS_PER_ELEMENT * state.chunks.numel + PREDICTION_FACTOR * predicted
+def _one_stage(state: State, seconds: float) -> float:
+    return _moment(state) + SECONDS_PER_ELEMENT * state.chunks.numel + EXPECTED_FACTOR * seconds
+
+
+def _moment(state: State) -> float:
+    """Seconds in which nobody is late yet of whom nothing is heard: those of a round, of late, in the middle."""
+    usual = slowness.usual(state.paces)
+    return min(max(sum(usual.values()), MIN_MOMENT_SECONDS), MAX_MOMENT_SECONDS) if usual else MAX_MOMENT_SECONDS
 
 
 def _is_unknown(state: State) -> bool:
-    """Whether there is a member that was in no exchange yet, so that nobody knows what its link carries, and
-    against whom nothing is held."""
+    """Whether there is a member that was in no exchange yet, so that nobody knows what its link carries."""
     here = state.members.here
-    return any(
-        n in here and not (here[n].up or here[n].measured) and consequence(state, n) is None
-        for n in state.round.ledger.members
-    )
+    return any(not here[n].up for n in _newcomers(state, 1))
+
+
+def _newcomers(state: State, exchanges: int) -> Iterator[NodeId]:
+    """The members that were in fewer exchanges in this life, against whom nothing is held, and who owe no time."""
+    here = state.members.here
+    new = (n for n in state.round.ledger.members if n in here and here[n].measured < exchanges)
+    return (n for n in new if consequence(state, n) is None and not owes_time(state, n))
 
 
 def is_overdue(state: State, now: float) -> bool:
@@ -113,10 +139,36 @@ def to_be_told(state: State, now: float) -> set[NodeId]:
     return lacking if 2 * len(lacking) <= len(r.ledger.members) else set()
 
 
+def spared(state: State, now: float) -> set[NodeId]:
+    """The members for which the commit does not wait at `now`, in seconds, all being sealed: they owe time, and
+    are behind the others, be it by a moment where the round before had their work, and they did not hold it in
+    time. None, where fewer are left than half, or than the run needs, or nobody to be dialled."""
+    r = state.round
+    assert r.plan is not None
+    ledger, members, there = r.ledger, r.ledger.members, len(r.completions) + len(r.plan.missing_chunks)
+    # before most are there, no look at each is worth it
+    if not ledger.complete or there == len(members) or there + len(state.conduct.strikes) < len(members):
+        return set()
+    if ledger.orphans:  # of which it may be the only one that holds some
+        return set()
+    begun = r.plan.stage_at
+    over = now - begun >= brief(state, median([at - begun for at in r.plan.held_at.values()] or [0.0]))
+    owing, here = [n for n in waited_for(state) if owes_time(state, n)], state.members.here
+    behind = {n for n in owing if over or (n not in state.makers and not here[n].missed)}
+    others = [n for n in members if n not in behind]
+    enough = max(state.config.members.minimum, len(members) / 2, 1)
+    return behind if len(others) >= enough and reachable(state, others) else set()
+
+
+def brief(state: State, usual: float) -> float:
+    """Seconds that those have who owe the others time, for what takes these so many."""
+    return 2 * usual + OWED_SHARE * state.inner_time
+
+
 def hold_to_account(state: State, late: Collection[NodeId], now: float, out: list[Effect]) -> State:
     """Charge those for whom an attempt waited in vain: owners that did not seal, or members that did not say that
-    they hold everything, where at least half of them did: so what they needed was there. Who is suspected is not
-    charged: its connection is at fault."""
+    they hold everything, where at least half of them did: so what they needed was there. Who is suspected owes the
+    time, and is not charged: its connection is at fault."""
     r = state.round
     assert r.plan is not None
     seconds = now - r.plan.stage_at
@@ -125,6 +177,7 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
         return state
     facts = (("attempt", str(r.ledger.attempt)), ("seconds", waited), ("predicted", f"{r.plan.predicted:.3g}"))
     for node in sorted(late, key=order):
+        state = lend_time(state, node, seconds)
         if not state.members.trusted(node):
             continue
         offence, what = Offence.LATE, f"say within {waited} s that it holds the sealed chunks"
@@ -150,7 +203,7 @@ def charge_who_is_gone(state: State, node: NodeId, silence: float, now: float, o
     seconds = min(now - r.plan.stage_at, silence)
     sentence = f"it fell silent in a reduce, which waited {seconds:.0f} s for it"
     evidence = Evidence(r.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
-    return charge(state, node, evidence, out)
+    return charge(lend_time(state, node, seconds), node, evidence, out)
 
 
 def charge_who_breaks_off(state: State, node: NodeId, what: str, now: float, out: list[Effect]) -> State:
@@ -191,7 +244,9 @@ def _charge_last(
         return state
     usual = _usual(state, took.values())
     for node in sorted(took, key=order):
-        if (beyond := took[node] - told.get(node, 0.0) - 2 * usual - STRAGGLER_SECONDS) > 0:
+        behind = took[node] - told.get(node, 0.0) - 2 * usual
+        state = lend_time(state, node, behind)
+        if (beyond := behind - STRAGGLER_SECONDS) > 0:
             sentence = f"it {what} after {took[node]:.0f} s, where most had after {usual:.0f} s"
             evidence = Evidence(state.round.number, offence, sentence, part=strike_part(state, beyond))
             state = charge(state, node, evidence, out)
@@ -199,9 +254,9 @@ def _charge_last(
 
 
 def _usual(state: State, took: Collection[float]) -> float:
-    """The seconds that members take, by those that some took, or as the plan predicts."""
+    """The seconds that members take, by those that some took, or as it is to be."""
     assert state.round.plan is not None
-    return max(median(took or (0.0,)), state.round.plan.predicted)
+    return max(median(took or (0.0,)), state.round.plan.expected)
 
 
 def _due(state: State) -> Collection[NodeId]:

@@ -157,7 +157,9 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
     state = with_round(state, replace(state.round, ledger=ledger, completions=held))
-    plan = AttemptState(fence, now, now, predicted=predicted, patience=lateness.patience(state, predicted))
+    expected = lateness.expected(state, predicted)
+    patience = lateness.patience(state, expected)
+    plan = AttemptState(fence, now, now, predicted=predicted, expected=expected, patience=patience)
     return with_round(state, replace(state.round, plan=plan))
 
 
@@ -280,6 +282,8 @@ def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> 
         return audited
     gone = [n for n in members if n not in ledger.contributions] if ledger.withdrawn else []
     left = [n for n in members if n in ledger.contributions] if gone else list(members)
+    if spared := set[NodeId]() if gone else lateness.spared(state, now):
+        left = [n for n in left if n not in spared]
     # before so many have answered, no look at each is worth it
     answered, everywhere = len(r.completions) + len(plan_.missing_chunks) >= len(left) > 0, False
     if answered and ledger.complete and all(n in r.completions or n in plan_.missing_chunks for n in left):
@@ -292,6 +296,9 @@ def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> 
                 return state
             state = lateness.charge_stragglers(broken_paths.remember(state, out), out)
             state = charge_outliers(state, out)
+            if spared:
+                story = f"{r.story}; nobody waited for {state.names(sorted(spared, key=order))} to hold it"
+                state = with_round(state, replace(state.round, story=story))
             committed = _commit(state, left, now, out)
             return conduct.settle(committed, len(r.participants), out)
         if not everywhere and not ledger.orphans and not gone:

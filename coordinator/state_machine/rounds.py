@@ -17,8 +17,17 @@ from atoll.coordinator.state_machine import beginning, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import reachable
-from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, contributors
+from atoll.coordinator.state_machine.conduct import (
+    WHOLE_STRIKE_SHARE,
+    Evidence,
+    Offence,
+    charge,
+    contributors,
+    lend_time,
+    owes_time,
+)
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
+from atoll.coordinator.state_machine.lateness import OWED_SHARE, brief
 from atoll.coordinator.state_machine.ledger import contribute
 from atoll.coordinator.state_machine.members import TRAINABLE_STATES, VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
@@ -287,7 +296,7 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
         expected = r.participants[node] + state.steps / pace if pace else most
         if soon < expected <= most and (pace or not missed):
             last, soon = node, expected
-            until = min(most, soon + 0.1 * inner)
+            until = min(most, soon + (OWED_SHARE if owes_time(state, node) else 0.1) * inner)
     return Grace(last, until)
 
 
@@ -300,7 +309,8 @@ def _close(state: State, now: float, why: str) -> State:
 def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> tuple[NodeId, ...]:
     """COLLECTING: the members of the reduce once they are known, else none. Whether to wait for the late takes a
     look at all of them: while many are late only ticks do that, not each contribution."""
-    r, away, contributions = state.round, _absent(state), state.round.ledger.contributions
+    r, contributions = state.round, state.round.ledger.contributions
+    away = _absent(state) | _spared(state, now)
     late, patience = _missing(state, away), min(MIN_COLLECT_SECONDS, state.config.rounds.collect)
     if late and (now < r.asked_at + patience or (late > MANY_LATE and not tick)):
         return ()
@@ -317,8 +327,43 @@ def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> t
     return able
 
 
-def go_on_without(state: State, out: list[Effect]) -> State:
-    """COLLECTING: say whom the reduce leaves out. Who has taken no step by now is idle from here on."""
+def _spared(state: State, now: float) -> frozenset[NodeId]:
+    """COLLECTING: those for whose work nobody waits: they owe the others time, and are behind them."""
+    r = state.round
+    if not state.conduct.strikes:
+        return frozenset()
+    usual, there = median(r.answers or (0.0,)), r.ledger.contributions
+    least = brief(state, usual)
+    owing = (n for n in r.participants if n not in there and owes_time(state, n))
+    return frozenset(n for n in owing if now >= r.asked_at + max(least, usual + _steps(state, n, 1)))
+
+
+def _steps(state: State, node: NodeId, steps: int) -> float:
+    """Seconds that so many inner steps take the node; 0: not known."""
+    pace = state.members.here[node].pace
+    return steps / pace if pace else 0.0
+
+
+def _lend_to_late(state: State, now: float) -> State:
+    """Have those owe time for whose work the others waited until `now`, in seconds, for longer than it takes to
+    finish a step; nobody, where most are late. Who fetches the state may lack it for the others' sake."""
+    r, here = state.round, state.members.here
+    if r.patient_until:
+        return state  # the coordinator was away
+    able = [n for n in r.participants.keys() - _absent(state) if here[n].state_round == state.committed]
+    usual, least = median(r.answers or (0.0,)), WHOLE_STRIKE_SHARE * state.inner_time
+    told = {n: r.moments[n].contributed for n in able if n in r.moments}
+    took = {n: (told.get(n) or now) - r.asked_at - usual for n in sorted(able, key=order)}
+    late = [n for n, seconds in took.items() if seconds > usual + _steps(state, n, 2) + least]
+    for node in late if 2 * len(late) <= len(able) else ():
+        state = lend_time(state, node, took[node])
+    return state
+
+
+def go_on_without(state: State, now: float, out: list[Effect]) -> State:
+    """COLLECTING: say whom the reduce leaves out. Who has taken no step by now is idle from here on; for whom the
+    others waited, owes them the time."""
+    state = _lend_to_late(state, now)
     r = state.round
     idle, trusted, saving = _idle(state), state.members.trusted, state.members.saving
     there = {n for n in r.ledger.contributions if trusted(n) and n not in saving}

@@ -63,6 +63,7 @@ class AttemptState:
     stage_at: float = 0.0
     orphans: dict[NodeId, OrphansFound] = field(default_factory=dict)  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
+    expected: float = 0.0  # the same, by what exchanges took of late, too; 0: neither is known
     patience: float = 0.0  # seconds for which one contributor may hold up an owner; 0: as long as it takes
     # who asked all in vain for which chunks
     missing_chunks: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)

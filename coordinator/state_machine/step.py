@@ -313,7 +313,7 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
     members = rounds.reduce_members(state, now, tick, out) if first else reduce.attempt_members(state, now)
     if members:
         if first:
-            state, members = slow_links.in_turn(rounds.go_on_without(state, out), members, out)
+            state, members = slow_links.in_turn(rounds.go_on_without(state, now, out), members, out)
         opened = reduce.open_attempt(state, members, now, out)
         return replay.draw(opened, now) if first else opened
     return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state

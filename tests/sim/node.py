@@ -287,7 +287,8 @@ class Node(Process):
         contribution.samples += 1000 * self.host.lies_about("samples")
         contribution.delta_norm = norm(self.me, contribution.samples)
         self.world.truth.contributed[self.session, round_] = tuple(self.local)
-        self.reports.contribution(round_, contribution)
+        if self.host.habit != "withholds":
+            self.reports.contribution(round_, contribution)
 
     # The outer state
 

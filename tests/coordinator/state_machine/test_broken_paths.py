@@ -63,3 +63,21 @@ def test_who_alone_says_that_it_reaches_nobody_has_a_whole_strike_for_each_round
         story.reduce()
     assert sum(story.state.conduct.strikes["n3"].weights(2)) > 1.9, "of the rounds since it broke with a third"
     assert set(story.state.conduct.strikes) == {"n3"}
+
+
+def test_one_word_about_who_broke_with_others_is_no_strike_for_who_was_to_blame_before() -> None:
+    story = Story(NAMES, "c")
+    for two in (["a", "b"], ["d", "e"], ["f", "g"]):
+        story.train()
+        for name in two:
+            story.do("lost", ["c", name])
+        story.reduce()
+    before = story.state.conduct.strikes["n3"].latest
+    story.train()
+    for name in ("d", "e", "c"):
+        while story.state.round.phase is not Phase.REDUCING:
+            story.do("wait", ["0.25"])
+        story.do("lost", [name, "h"])
+    assert (NodeId("n3"), NodeId("n8")) in story.state.round.lost
+    story.reduce()
+    assert story.state.conduct.strikes["n3"].latest == before

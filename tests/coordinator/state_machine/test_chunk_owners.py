@@ -5,6 +5,7 @@ from dataclasses import replace
 import scenario
 
 from atoll.comm.ids import NodeId
+from atoll.comm.strikes import Strikes
 from atoll.coordinator.placement.bandwidth_shares import PlanNode, plan_shares
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
 from atoll.coordinator.state_machine.state import State
@@ -57,6 +58,19 @@ def test_a_late_or_lost_reducer_is_taken_only_where_there_is_nobody_else() -> No
         assert reducers(state) == (DAN,)
         assert reducers(replace(state, members=replace(state.members, here=late))) == expected
         assert reducers(replace(state, round=replace(state.round, lost=((A, DAN),)))) == expected
+
+
+def owing(state: State, *nodes: NodeId) -> State:
+    """They held the others up."""
+    held = {str(n): Strikes(n, owes_until=state.committed + 1) for n in nodes}
+    return replace(state, conduct=replace(state.conduct, strikes=held))
+
+
+def test_who_owes_the_others_time_owns_nothing_unless_most_do() -> None:
+    state, members = told(), (A, B, C)
+    assert set(assign_owners(owing(state, A), members, (), 8).deal(8)) == {B, C}
+    assert set(assign_owners(owing(state, A, B), members, (), 9).deal(9)) == {A, B, C}
+    assert set(assign_owners(replace(owing(state, A), committed=1), members, (), 9).deal(9)) == {A, B, C}
 
 
 def test_members_can_reduce_if_one_of_them_or_a_reducer_can_be_dialled() -> None:

@@ -74,6 +74,34 @@ def test_a_delay_weighs_what_it_cost_the_others(run: Run) -> None:
     assert [conduct.strike_part(run.state, s) for s in (-1.0, 0.0, 0.5, 1.0, 60.0)] == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
+def test_a_delay_is_made_up_for_in_as_many_rounds_as_it_cost_tenths_of_one(run: Run) -> None:
+    run.do("wait", ["10"])
+    run.do("reached", ["a", "b", "c", "d"])
+    assert conduct.lend_time(run.state, A, 0.9) is run.state, "of rounds with 10 s of inner time"
+    for seconds, rounds in ((1.0, 1), (5.5, 5), (600.0, 20)):
+        state = conduct.lend_time(run.state, A, seconds)
+        owing = [conduct.owes_time(replace(state, committed=k), A) for k in range(30)]
+        assert owing == [k <= rounds for k in range(30)], "this round, and as many more"
+        told = f"no round waits for this node before round {rounds + 2}: one waited for it too long"
+        assert conduct.penalty(state, A) == told and conduct.penalty(replace(state, committed=21), A) == ""
+        assert conduct.consequence(state, A) is None and conduct.may_own(state, A), "nothing is held against it"
+    assert conduct.lend_time(state, A, 1.0) is state, "it owes more already"
+    assert conduct.lend_time(run.state, NodeId("n99"), 9.0) is run.state
+
+
+def test_what_is_owed_is_the_keys_and_is_pardoned_with_the_rest(run: Run) -> None:
+    run.do("wait", ["10"])
+    run.do("reached", ["a", "b", "c", "d"])
+    state = conduct.lend_time(with_key(run.state, A, PublicKey(b"k")), A, 9.0)
+    assert decode(encode(state), state.config) == state
+    state, _ = step(state, ev.Joined(NodeId("n5"), 1, "e", "e:1", "s", key=PublicKey(b"k")), 50.0)
+    assert conduct.owes_time(state, NodeId("n5")) and not conduct.owes_time(state, B)
+    state, _ = charged(replace(state, committed=3), B, Offence.LATE, 3)
+    assert conduct.owes_time(state, A), "what is held against others is no reason to forget it"
+    state, _ = step(state, ev.Pardoned(A, "its link was mended"), 51.0)
+    assert not conduct.owes_time(state, A)
+
+
 def test_who_was_never_here_is_not_charged(run: Run) -> None:
     assert charged(run.state, NodeId("n99"), Offence.FORGED_SEAL) == (run.state, [])
 

@@ -9,6 +9,8 @@ from scenario import Run
 from atoll.comm.bitmap import bitmap
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.strikes import Strikes
+from atoll.coordinator.causes.slowness import RoundPace
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import conduct, lateness
 from atoll.coordinator.state_machine import events as ev
@@ -28,7 +30,10 @@ def story() -> Story:
 
 def predicting(state: State, seconds: float, attempt: int = 1) -> State:
     assert state.round.plan is not None
-    plan, ledger = replace(state.round.plan, predicted=seconds), replace(state.round.ledger, attempt=attempt)
+    plan, ledger = (
+        replace(state.round.plan, predicted=seconds, expected=seconds),
+        replace(state.round.ledger, attempt=attempt),
+    )
     rounds = replace(state.config.rounds, reduce_timeout=600.0)
     round_ = replace(state.round, plan=plan, ledger=ledger)
     return replace(state, config=replace(state.config, rounds=rounds), round=round_)
@@ -42,6 +47,31 @@ def test_a_timeout_is_ten_times_the_prediction_and_time_for_the_arithmetic(story
     assert lateness.reduce_timeout(predicting(state, 1000.0)) == 600.0
     large = replace(predicting(state, 7.0), layout=(10**9, b""))
     assert lateness.reduce_timeout(large) == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize(("inner", "moment"), [(0.5, 5.0), (9.0, 10.0), (300.0, 30.0)])
+def test_a_stage_allows_for_a_moment_as_long_as_rounds_are_but_from_5_to_30_seconds(
+    story: Story, inner: float, moment: float
+) -> None:
+    pace = RoundPace(inner, 0.5, 0.25, 0.25)
+    state = replace(predicting(story.state, 7.0), paces=(pace, pace))
+    assert lateness.reduce_timeout(state) == pytest.approx(100.0, abs=0.001), (
+        "how long rounds are is not known yet"
+    )
+    state = replace(state, paces=(pace, replace(pace, inner=1000.0), pace))
+    assert lateness.reduce_timeout(state) == pytest.approx(70.0 + moment, abs=0.001)
+
+
+def test_an_exchange_is_to_take_what_is_predicted_but_no_longer_than_the_longest_of_late(story: Story) -> None:
+    """What exchanges show of links that are done at once is less than these carry."""
+    pace = RoundPace(10.0, 0.5, 0.25, 0.25)
+    assert lateness.expected(story.state, 7.0) == 7.0 and lateness.expected(story.state, 0.0) == 0.0
+    state = replace(story.state, paces=(pace, replace(pace, reduce=2.0), pace))
+    assert lateness.expected(state, 0.0) == 0.5, "in the middle"
+    assert lateness.expected(state, 7.0) == 7.0, "somebody was not in those exchanges"
+    here = {n: replace(m, measured=3) for n, m in state.members.here.items()}
+    state = replace(state, members=replace(state.members, here=here))
+    assert lateness.expected(state, 7.0) == 2.25 and lateness.expected(state, 1.0) == 1.0
 
 
 def test_each_further_attempt_has_twice_the_time(story: Story) -> None:
@@ -83,6 +113,7 @@ def test_members_that_say_nothing_are_held_to_account_where_others_do(story: Sto
 def test_who_is_suspected_is_not_late(story: Story) -> None:
     story.state = replace(story.state, members=suspect(story.state.members, ALL[2], "its connection broke"))
     assert late(story, *ALL[1:3]) == {ALL[1]}
+    assert conduct.owes_time(lateness.hold_to_account(story.state, ALL[1:3], story.now + 60, []), ALL[2])
 
 
 def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_held_against_it(
@@ -96,6 +127,45 @@ def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_
     assert [lateness.is_overdue(state, opened + s) for s in (99, 101, 599, 601)] == [False, False, False, True]
     struck = lateness.hold_to_account(state, [ALL[2]], opened + 601, [])
     assert [lateness.is_overdue(struck, opened + s) for s in (99, 101)] == [False, True]
+
+
+def owing(state: State, *nodes: NodeId) -> State:
+    """They held the others up."""
+    held = {str(n): Strikes(n, owes_until=state.committed + 1) for n in nodes}
+    return replace(state, conduct=replace(state.conduct, strikes=held))
+
+
+def test_the_commit_does_not_wait_for_those_few_who_owe_time_and_are_behind(story: Story) -> None:
+    story.do("seal", NAMES)
+    story.now += 1.0
+    story.do("held", NAMES[:2])
+    opened = story.state.round.sealed_at
+    state = owing(story.state, *ALL[2:])
+    assert lateness.spared(state, opened + 1.0) == set(ALL[2:])
+    kept_up = replace(state, makers=frozenset(ALL))  # in the round before
+    assert not lateness.spared(kept_up, opened + 2.1), "they have twice what the others took"
+    assert lateness.spared(kept_up, opened + 2.3) == set(ALL[2:])
+    assert not lateness.spared(owing(story.state, ALL[2]), opened + 2.3), "for the other one it waits in any case"
+    story.do("held", NAMES[2:3])
+    assert lateness.spared(owing(story.state, ALL[3]), opened + 2.3) == {ALL[3]}
+    assert not lateness.spared(owing(story.state, ALL[2]), opened + 2.3)
+    members = replace(story.state.config.members, minimum=4)
+    few = replace(story.state, config=replace(story.state.config, members=members))
+    assert not lateness.spared(owing(few, ALL[3]), opened + 2.3), "the run needs it"
+
+
+def test_it_waits_for_all_while_nobody_knows_who_holds_orphans(story: Story) -> None:
+    story.do("seal", NAMES)
+    story.do("leave", ["d"])
+    assert story.state.round.ledger.orphans
+    story.do("held", NAMES[:2])
+    assert not lateness.spared(owing(story.state, ALL[2]), story.now + 3.0)
+
+
+def test_it_waits_for_most(story: Story) -> None:
+    story.do("seal", NAMES)
+    story.do("held", NAMES[:1])
+    assert not lateness.spared(owing(story.state, *ALL[1:]), story.now + 3.0)
 
 
 def test_in_two_levels_a_relay_that_sums_nothing_is_late_and_not_the_owners_that_wait_for_it() -> None:

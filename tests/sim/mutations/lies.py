@@ -11,8 +11,8 @@ MUTATIONS = [
     Mutation(
         "all wait for who says that its link is slow",
         C + "state_machine/step.py",
-        "state, members = slow_links.in_turn(rounds.go_on_without(state, out), members, out)",
-        "state = rounds.go_on_without(state, out)",
+        "state, members = slow_links.in_turn(rounds.go_on_without(state, now, out), members, out)",
+        "state = rounds.go_on_without(state, now, out)",
         SLOW,
     ),
     Mutation(

@@ -16,14 +16,15 @@ class Attack:
 JOINS = "one join a second is taken, and is an event in the journal and a new view for every member."
 REFUSED = "the first attempt of a round names it, the next asks it once more, the third goes on without it."
 QUOTA = (
-    "these reports and those of its part have one quota, so that its part comes late, and others wait for it for "
-    "some seconds of some rounds. Who is less than 10 s behind the others in an exchange is not charged for it: "
-    "that is made for rounds of minutes, and is more than a tenth of rounds as short as these."
+    "these reports and those of its part have one quota, so that its part comes late. The others wait for it "
+    "for 5 s at most; then it owes them that, and for as many rounds as it was tenths of one they wait no "
+    "longer than a moment."
 )
 STAGE = (
-    "a stage of an exchange has 30 s, and ten times what it is predicted to take or took of late: links stand "
-    "still for a moment, and processes pause. So much each of its first rounds costs, until it is held against it "
-    "often enough. Of rounds of five minutes that is a tenth, of these it is ten times."
+    "a stage of an exchange has ten times what it is to take, and a moment more, as links stand still and "
+    "processes pause: as long as a round, but from 5 s to 30 s. So much it costs once. Then it owes the others "
+    "that time: for as many rounds as it was tenths of one, 20 at most, it owns nothing and nobody waits for "
+    "it. Its work is taken as ever."
 )
 ACCUSED = (
     "each of the first two rounds takes two attempts more, which is milliseconds. Then both own no chunks for 20 "
