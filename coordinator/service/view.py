@@ -15,7 +15,7 @@ from atoll.comm.leases import Range
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
-from atoll.coordinator.service.admission_list import AdmissionList, admission_list, no_key
+from atoll.coordinator.service.roster import Roster, no_key, roster_of
 from atoll.coordinator.state_machine.conduct import identity, penalty
 from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.state import TRAINING, Phase, Replay, State, order
@@ -44,7 +44,7 @@ class CommonView:
     # state_0 is only where nobody can fetch it, as on leaves: everybody makes it, who cannot make the same fetches
     # it
     leaves_only: bool
-    admission: AdmissionList  # which members alone are told
+    roster: Roster  # which members alone are told
 
 
 class NodeView(NamedTuple):
@@ -121,9 +121,9 @@ def common_view(
         donors = before.donors if before.donors == donors else donors
         serve = before.serve if before.serve == serve else serve
     apart = not state.committed and state.state_held and all(_is_out_of_reach(state, n) for n in state.holders)
-    admission = admission_list(state, before.admission if before is not None else None, data_key)
+    roster = roster_of(state, before.roster if before is not None else None, data_key)
     return CommonView(
-        head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart, admission
+        head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart, roster
     )
 
 
@@ -167,7 +167,7 @@ def affected_nodes(before: State, after: State) -> set[NodeId] | None:
 def common_parts(common: CommonView) -> tuple[object, ...]:
     """The common parts whose change may change every node's view."""
     c = common
-    return c.head, c.train, c.plan, c.donors, c.serve, c.leaves_only, c.keepers, c.uploaders, c.admission
+    return c.head, c.train, c.plan, c.donors, c.serve, c.leaves_only, c.keepers, c.uploaders, c.roster
 
 
 def has_news(mine: NodeView, was: NodeView) -> bool:
@@ -265,8 +265,8 @@ def _asked_leaves(state: State, task: Replay) -> list[NodeId]:
     return leaves_of(state, bitmap(task.places, max(task.places) + 1)) if _asks(state, task) else []
 
 
-def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionList | None = None) -> bytes:
-    """A whole view, as the bytes of a `pb.View`; `known`: the list of members that its stream brought before."""
+def encode(common: CommonView, mine: NodeView, version: int, known: Roster | None = None) -> bytes:
+    """A whole view, as the bytes of a `pb.View`; `known`: the roster that its node has, or will have by then."""
     message = pb.View(
         version=version,
         you=mine.you,
@@ -301,7 +301,7 @@ def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionLis
         _put_replay(message, mine.replay, mine.replay_plan)
     parts = [common.head, common.train if mine.lease else b"", common.plan if mine.planned else b""]
     if mine.member:
-        parts.append(common.admission.encode(known))
+        parts.append(common.roster.encode(known))
     return b"".join((*parts, message.SerializeToString()))
 
 
@@ -325,7 +325,7 @@ def view(state: State, node: NodeId, version: int = 0) -> pb.View:
     """A node's whole view of the state; for the simulation and tests."""
     common = common_view(state)
     found = pb.View.FromString(encode(common, node_view(state, common, node), version))
-    unpack_plan(found)
+    unpack_plan(found, common.roster.members)
     return found
 
 

@@ -18,9 +18,9 @@ VIEWS_PER_SLICE = 20  # views that are sent before calls that came in meanwhile 
 class StreamReader:
     """The reading side of one node's stream, which its call waits at."""
 
-    def __init__(self, dispatch: ViewDispatch, node: NodeId, life: int) -> None:
+    def __init__(self, dispatch: ViewDispatch, node: NodeId, life: int, roster: bytes) -> None:
         self._wake = asyncio.Event()
-        self.stream = dispatch.open(node, life, self._wake.set)
+        self.stream = dispatch.open(node, life, self._wake.set, roster)
 
     async def views(self) -> AsyncIterator[bytes]:
         """The node's views as they come, encoded, until the stream ends."""
@@ -44,9 +44,9 @@ class ViewStreams:
         self._update_later: asyncio.TimerHandle | None = None  # for a reason that is held back
         self._due = asyncio.Event()
 
-    def open(self, node: NodeId, life: int) -> StreamReader:
-        """Open the node's stream; an earlier one of the node ends."""
-        reader = StreamReader(self._dispatch, node, life)
+    def open(self, node: NodeId, life: int, roster: bytes) -> StreamReader:
+        """Open the node's stream; an earlier one of the node ends. `roster`: digest of the one that it has."""
+        reader = StreamReader(self._dispatch, node, life, roster)
         self._metrics.streams.set(len(self._dispatch.streams))
         self.notify()
         return reader

@@ -51,7 +51,7 @@ class Control:
 
     def admits(self, node: "Node") -> bool:
         """Whether it accepts connections of that process."""
-        return self.roster.members.get(node.me) == node.host.key
+        return self.roster.keys.get(node.me) == node.host.key
 
     # Join
 
@@ -103,9 +103,9 @@ class Control:
             return
         self.stream = next(self._numbers)
         self._freshness.open_stream()
-        self.roster.open_stream()
+        roster = self.roster.open_stream()
         if self._service.alive:
-            self._call(self._service.watch, self.stream, self._session)
+            self._call(self._service.watch, self.stream, self._session, roster)
         else:
             self.broke(self.stream)
 
@@ -113,10 +113,10 @@ class Control:
         if number != self.stream:
             return
         view = pb.View.FromString(encoded)
-        unpack_plan(view)
         if (changed := self.roster.read(view)) is None:
             self._hang_up()
             return self._watch_soon()
+        unpack_plan(view, self.roster.members)
         if view.account and self._accounted != (self._session, view.account):
             self._accounted = self._session, view.account
             self.node.reports.account(view.account, pb.RoundAccount())

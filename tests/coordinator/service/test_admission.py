@@ -42,16 +42,16 @@ def watched(state: State, *nodes: NodeId) -> ViewDispatch:
 def test_an_expulsion_changes_the_key_which_all_but_the_expelled_one_are_told() -> None:
     before = joined("ada", "bo", "eve")
     dispatch = watched(before, ADA, BO, EVE)
-    first = {node: shown(dispatch, node).admission for node in (ADA, BO, EVE)}
+    first = {node: shown(dispatch, node).roster for node in (ADA, BO, EVE)}
     assert {a.data_key for a in first.values()} == {KEYS.key(0)}
     assert [m.node_id for m in first[ADA].members] == [ADA, BO, EVE]
     state = charge(before, EVE, Evidence(1, Offence.FORGED_SEAL, "it sealed another mean"), [])
     list(dispatch.update(state, 101.0))
     for node in (ADA, BO):
-        told = shown(dispatch, node).admission
+        told = shown(dispatch, node).roster
         assert (told.data_key, told.data_key_number, list(told.gone)) == (KEYS.key(1), 1, [EVE])
     last = shown(dispatch, EVE)
-    assert last.you == "evicted" and not last.HasField("admission") and KEYS.key(1) not in last.SerializeToString()
+    assert last.you == "evicted" and not last.HasField("roster") and KEYS.key(1) not in last.SerializeToString()
 
 
 def test_who_is_silent_or_says_good_bye_takes_no_key_with_it() -> None:
@@ -73,10 +73,10 @@ def test_of_many_members_the_list_is_told_now_and_then_but_an_expulsion_at_once(
     due = 100.0 + LIST_INTERVAL_PER_VIEW * (MANY_STREAMS + 1)
     assert dispatch.update_at == due
     assert len(list(dispatch.update(more, due))) == MANY_STREAMS + 1
-    assert [m.node_id for m in shown(dispatch, ADA).admission.members] == ["n900"]
+    assert [m.node_id for m in shown(dispatch, ADA).roster.members] == ["n900"]
     out = charge(more, EVE, Evidence(1, Offence.FORGED_SEAL, "it sealed another mean"), [])
     list(dispatch.update(out, due + 0.001))
-    assert shown(dispatch, ADA).admission.data_key_number == 1
+    assert shown(dispatch, ADA).roster.data_key_number == 1
 
 
 def test_the_keys_are_those_of_rfc_5869_and_each_is_another() -> None:

@@ -203,14 +203,14 @@ MUTATIONS = [
     ),
     Mutation(
         "who is gone stays among those whose connections are accepted",
-        C + "service/admission_list.py",
+        C + "service/roster.py",
         "        message.gone.extend(before.keys() - self.members.keys())\n",
         "",
     ),
     Mutation(
         "who is new is not accepted by those who were there before",
         C + "service/view_dispatch.py",
-        "    listed = common.admission is not old.admission",
+        "    listed = common.roster is not old.roster",
         "    listed = False",
     ),
     Mutation(
