@@ -93,6 +93,7 @@ class ViewStreams:
         for _ in self._dispatch.update(self._loop.state, loop.time(), self._loop.draining):
             sent += 1
             if sent % VIEWS_PER_SLICE == 0:
+                self._loop.crowd()
                 await asyncio.sleep(0)
         if self._update_later is None and (at := self._dispatch.update_at) is not None:
             self._update_later = loop.call_at(at, self._update_now)
