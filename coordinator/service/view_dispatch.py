@@ -5,11 +5,11 @@
 
 After a change of the state the common parts are encoded once, and only the streams whose view changed are woken. A
 stream holds nothing but its latest view: a slow reader skips the ones in between. A phase's reason, which changes
-with every report, is shown by itself every REASON_INTERVAL at most, of many streams more seldom. `view_streams`
-and the simulation feed it.
+with every report, is shown by itself every REASON_INTERVAL at most, of many streams more seldom. What members wait
+for is urgent: an update of anything else may be cut short for it. `view_streams` and the simulation feed it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from atoll.coordinator.state_machine.state import State, order
 MAX_DISPATCH_PAUSE = 0.05  # seconds between two dispatches, if the last took half as long
 PAUSE_PER_VIEW = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
 REASON_INTERVAL = 2.0  # seconds after which a view is sent for nothing but its phase's reason, at least
-REASON_INTERVAL_PER_VIEW = 0.002  # seconds, times the streams: what a reason costs is a small part of the time
+REASON_INTERVAL_PER_VIEW = 0.01  # seconds, times the streams: what a reason costs is a small part of the time
 MANY_STREAMS = 100  # streams beyond which the roster is not shown at each change of it,
 LIST_INTERVAL_PER_VIEW, MAX_LIST_INTERVAL = 0.001, 2.0  # seconds, times the streams; at most
 
@@ -85,7 +85,8 @@ class ViewDispatch:
         self._data_key = data_key
         self.streams: dict[NodeId, ViewStream] = {}
         self.update_at: float | None = None  # seconds; when a reason that was held back is due
-        self._fresh: set[NodeId] = set()  # streams without a view
+        # Streams to look at in any case: they have no view yet, or the last update was cut short
+        self._fresh: set[NodeId] = set()
         self._seen = state
         self._common = view.common_view(state, data_key=data_key)
         self._version = 0
@@ -122,14 +123,24 @@ class ViewDispatch:
             return self._version + 1
         return stream.latest.version if stream.latest is not None else 0
 
-    def update(self, state: State, now: float, draining: bool = False) -> Iterator[ViewStream]:
+    def is_urgent(self, state: State) -> bool:
+        """Whether what members wait for is another than the latest update showed: the round, its phase, its
+        plan."""
+        return _awaited(state) != _awaited(self._seen)
+
+    def update(self, state: State, now: float, draining: bool = False) -> Generator[ViewStream, None, None]:
         """Show every stream its view of `state`, if that changed, and yield each that got one. `now`: seconds, on
-        a clock that never goes back. Streams may be opened and closed meanwhile."""
+        a clock that never goes back. Streams may be opened and closed meanwhile. Who is not reached, since the
+        iterator is closed, is looked at by the next update."""
         common, nodes = self._share(state, now, draining)
         self._version += 1
-        for node in nodes:
-            if (stream := self.streams.get(node)) is not None and self._show(stream, state, common):
-                yield stream
+        try:
+            for node in nodes:
+                if (stream := self.streams.get(node)) is not None and self._show(stream, state, common):
+                    yield stream
+        except GeneratorExit:
+            self._fresh.update(self.streams)
+            raise
 
     def _share(self, state: State, now: float, draining: bool) -> tuple[CommonView, Iterable[NodeId]]:
         """What all share, and the nodes that may have a new view."""
@@ -150,8 +161,11 @@ class ViewDispatch:
         self._common, self._seen, self._fresh = new, state, set()
         nodes = view.affected_nodes(seen, state)
         same = view.common_parts(new) == view.common_parts(old)
-        # In an order that does not hang on how sets hash: the simulation's seeds are to be repeatable.
-        return new, sorted(nodes | fresh, key=order) if nodes is not None and same else list(self.streams)
+        if nodes is not None and same:
+            # In an order that does not hang on how sets hash: the simulation's seeds are to be repeatable.
+            return new, sorted(nodes | fresh, key=order)
+        # Of many, who is among the last to have the plan is among the first to have the next round's order.
+        return new, list(self.streams if new.fence is None else reversed(self.streams))
 
     def _list_due(self, new: CommonView, old: CommonView, now: float) -> float | None:
         """The time at which a roster that changed is to be shown, in seconds; None: now. Where there are many
@@ -179,6 +193,11 @@ class ViewDispatch:
         if member is None:
             stream.end()
         return new
+
+
+def _awaited(state: State) -> tuple[object, ...]:
+    r = state.round
+    return r.number, r.phase, r.plan.fence if r.plan is not None else None
 
 
 def pause(took: float, sent: int) -> float:
