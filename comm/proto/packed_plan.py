@@ -1,8 +1,8 @@
 """A reduce's plan as views carry it: the same bytes for all members, made once, and short.
 
-What the roster has of the members it does not repeat: it names the digest of that, and who unpacks it fills in what
-its own roster has, if that is the same. The rest is in columns, which compress well. A frame states its own size
-and may be wrong: it is asked what it declares, and refused before that is allocated.
+What the roster has of the members it does not repeat: it names the digest of that, and who unpacks it fills in
+what its own roster has, if that is the same. The rest is in columns, which compress well. A frame states its own
+size and may be wrong: it is asked what it declares, and refused before that is allocated.
 """
 
 import zstandard

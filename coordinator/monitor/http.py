@@ -62,7 +62,7 @@ class MetricsPage:
         async with self._writing:
             if time.monotonic() > self._good_until:
                 await calm(lambda: self._loop.crowded)
-                # Read here, where nothing changes meanwhile; written in a thread: with a thousand members it is long.
+                # Read here, where nothing changes meanwhile; written in a thread: with many members it is long.
                 families = [*self._loop.metrics.registry.collect(), *self._collector.collect()]
                 self._page = await asyncio.to_thread(_exposition, families)
                 self._good_until = time.monotonic() + METRICS_TTL

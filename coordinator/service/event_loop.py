@@ -18,12 +18,15 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 
+import numpy as np
+
 from atoll.comm import faults
 from atoll.comm import log as logs
 from atoll.comm.config.run import RunConfig, to_json
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.replace import replace
+from atoll.coordinator.history.series import F64, SeriesTable
 from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.service.failures import sentences
 from atoll.coordinator.service.group_commit import Commit, GroupCommit
@@ -97,10 +100,10 @@ class EventLoop:
         self.clock = Clock(self._machine.last_at)
         self.telemetry.reconcile(self.state, self.clock())
         self.notes = deque(journal.notes(MAX_NOTES), MAX_NOTES)
-        recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
-        past = [record.val_loss for record in recent if record.val_loss is not None]
-        self.last_val_loss: float | None = past[-1] if past else None
-        self.last_train_loss = next((r.train_loss for r in reversed(recent) if not r.void), None)
+        lately = self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments
+        recent = SeriesTable()
+        recent.extend(journal.iter_series(lately))
+        self.last_val_loss, self.last_train_loss = map(_last_known, recent.columns("val_loss", "train_loss"))
         self.trouble = ""  # why nothing can be written now
         self.draining = False  # the process is about to end
         self.refusing: Callable[[], bool] = lambda: False  # whether calls are not answered now
@@ -300,6 +303,12 @@ class EventLoop:
             self._changed = asyncio.Event()
             for changed in self.on_change:
                 changed()
+
+
+def _last_known(values: F64) -> float | None:
+    """The last one that is a number; None: none is."""
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else None
 
 
 def _hit(points: list[str], when: str) -> None:

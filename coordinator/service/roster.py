@@ -1,9 +1,9 @@
 """The part of a view that says whose connections a member accepts and how each is reached: the members that are
 here, and the run's key. Pure.
 
-A stream of views brings what changed since the roster that its node said it has, if that is the one at hand, or all
-of it; then what changed since the roster that it brought before. With a thousand members it is a hundred kilobytes
-long. `view` and `view_dispatch` call.
+A stream of views brings what changed since the roster that its node said it has, if that is the one at hand, or
+all of it; then what changed since the roster that it brought before. With a thousand members it is a hundred
+kilobytes long. `view` and `view_dispatch` call.
 """
 
 from collections.abc import Callable

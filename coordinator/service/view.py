@@ -343,8 +343,15 @@ def _serves(state: State, member: Member) -> bool:
 def _donors(state: State) -> Donors:
     here = state.members.here
     able = [n for n in state.holders if state.members.trusted(n) and not _is_out_of_reach(state, n)]
-    able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
+    able = able[: _few_sizes(len(able))]  # so that the list is new a few times, not with every holder
     return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able)
+
+
+def _few_sizes(count: int) -> int:
+    """The largest of 1, 2, 4, 8, 16, 128, 1024, ... up to `count`: a list of so many donors serves as well as one
+    that is some times longer, and each that is new is told to all who lack the state."""
+    bits = max(count.bit_length() - 1, 0)
+    return 1 << (bits if bits < 4 else 4 + (bits - 4) // 3 * 3) if count else 0
 
 
 def _served(state: State) -> Donors:

@@ -35,8 +35,8 @@ class Roster:
         self.digest = b""
 
     def read(self, view: pb.View) -> bool | None:
-        """Take in the roster of a view. Returns whether anything changed; None: it does not follow on what is here,
-        and the stream is to be opened again. A view that is older than one before says nothing."""
+        """Take in the roster of a view. Returns whether anything changed; None: it does not follow on what is
+        here, and the stream is to be opened again. A view that is older than one before says nothing."""
         if not view.HasField("roster") or view.version < self._view:
             return False
         new = view.roster

@@ -8,7 +8,9 @@ from atoll.comm.proto.packed_plan import MAX_PLAN_SIZE, OtherRoster, pack_plan, 
 from atoll.comm.roster import RosterMember
 
 ROSTER = {
-    NodeId(f"n{i}"): RosterMember(PublicKey(b"%033d" % i), f"10.0.{i // 256}.{i % 256}:4700", Pin(f"pin{i}"), i == 7)
+    NodeId(f"n{i}"): RosterMember(
+        PublicKey(b"%033d" % i), f"10.0.{i // 256}.{i % 256}:4700", Pin(f"pin{i}"), i == 7
+    )
     for i in range(1000)
 }
 PLAN = pb.Plan(round=7, numel=40, owners=[2, 0, 1] * 300, salt=b"salt")
@@ -62,7 +64,14 @@ def test_what_is_no_plan_is_refused_with_a_sentence_and_a_large_one_before_it_is
     short = pb.PackedPlan(nodes=["n1", "n2"], weights=[1.0], scales=[1.0, 1.0], norms=[1.0, 1.0], down=[0.0, 0.0])
     members = pb.PackedPlan(plan=PLAN)
     odd = [zstandard.ZstdCompressor().compress(p.SerializeToString()) for p in (short, members)]
-    frames = [b"no frame", large, unsized, pack_plan(PLAN)[:-9], zstandard.ZstdCompressor().compress(b"\xff"), *odd]
+    frames = [
+        b"no frame",
+        large,
+        unsized,
+        pack_plan(PLAN)[:-9],
+        zstandard.ZstdCompressor().compress(b"\xff"),
+        *odd,
+    ]
     for frame in frames:
         with pytest.raises(Refused, match="the coordinator sent a plan"):
             unpack_plan(pb.View(packed_plan=frame), ROSTER)

@@ -289,7 +289,9 @@ class Service(Process):
         if member is None:
             return self._answer(client, client.refused, number)
         stream = self.streams[member.node] = Stream(client, number, member.node, member.life)
-        stream.views = self.dispatch.open(member.node, member.life, partial(self.later, READ, self._read, stream), roster)
+        stream.views = self.dispatch.open(
+            member.node, member.life, partial(self.later, READ, self._read, stream), roster
+        )
         self._changed()
         waiter = self.submit(ev.Connected(member.node, member.life), self._connected, stream)
         assert waiter is not None

@@ -1,18 +1,20 @@
 """Whose connections the members accept: told to members, and changed with the run's key when one is expelled."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from control_nodes import Code, coordinator, refused
 from scenario import Run
 
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.view_dispatch import LIST_INTERVAL_PER_VIEW, MANY_STREAMS, ViewDispatch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
-from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.state import AttemptState, State
 from atoll.coordinator.state_machine.step import step
 
 ADA, BO, EVE = NodeId("n1"), NodeId("n2"), NodeId("n3")
@@ -74,6 +76,12 @@ def test_of_many_members_the_list_is_told_now_and_then_but_an_expulsion_at_once(
     assert dispatch.update_at == due
     assert len(list(dispatch.update(more, due))) == MANY_STREAMS + 1
     assert [m.node_id for m in shown(dispatch, ADA).roster.members] == ["n900"]
+    late, _ = step(more, ev.Joined(NodeId("n901"), 1, "later", "later:1", "t"), 100.0)
+    fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
+    planned = replace(late, round=replace(late.round, plan=AttemptState(fence, 0.0, 0.0)))
+    assert not list(dispatch.update(late, due + 0.001))
+    assert len(list(dispatch.update(planned, due + 0.002))) == MANY_STREAMS + 1, "a plan may name whom it has not"
+    assert [m.node_id for m in shown(dispatch, ADA).roster.members] == ["n901"]
     out = charge(more, EVE, Evidence(1, Offence.FORGED_SEAL, "it sealed another mean"), [])
     list(dispatch.update(out, due + 0.001))
     assert shown(dispatch, ADA).roster.data_key_number == 1

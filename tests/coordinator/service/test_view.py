@@ -143,9 +143,7 @@ def plain_train(state: State, node: NodeId) -> pb.Train | None:
     )
 
 
-def plain_view(
-    state: State, node: NodeId, version: int, draining: bool, plan: pb.Plan | None
-) -> pb.View:
+def plain_view(state: State, node: NodeId, version: int, draining: bool, plan: pb.Plan | None) -> pb.View:
     """The whole view of one node; `plan` is that of the attempt in force, as it was when it opened."""
     r, here = state.round, state.members.here
     view = pb.View(
