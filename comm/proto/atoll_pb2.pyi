@@ -1414,10 +1414,11 @@ class PackedPlan(_message.Message):
     DOWN_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
+    STRAYS_FIELD_NUMBER: _builtins.int
     gone: _builtins.bytes
     """bitmap"""
     roster: _builtins.bytes
-    """digest of what the roster has of the members that are not gone"""
+    """digest of what the roster has of the members that are not gone, or strays"""
     @_builtins.property
     def plan(self) -> Global___Plan:
         """without its members"""
@@ -1434,6 +1435,10 @@ class PackedPlan(_message.Message):
     def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
     def down(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def strays(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterMember]:
+        """members that the roster has no more, or otherwise, by now"""
+
     def __init__(
         self,
         *,
@@ -1445,10 +1450,11 @@ class PackedPlan(_message.Message):
         down: _abc.Iterable[_builtins.float] | None = ...,
         gone: _builtins.bytes = ...,
         roster: _builtins.bytes = ...,
+        strays: _abc.Iterable[Global___RosterMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "gone", b"gone", "nodes", b"nodes", "norms", b"norms", "plan", b"plan", "roster", b"roster", "scales", b"scales", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "gone", b"gone", "nodes", b"nodes", "norms", b"norms", "plan", b"plan", "roster", b"roster", "scales", b"scales", "strays", b"strays", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,8 +1,9 @@
 """A reduce's plan as views carry it: the same bytes for all members, made once, and short.
 
 What the roster has of the members it does not repeat: it names the digest of that, and who unpacks it fills in
-what its own roster has, if that is the same. The rest is in columns, which compress well. A frame states its own
-size and may be wrong: it is asked what it declares, and refused before that is allocated.
+what its own roster has, if that is the same. Of members that left or came back since the attempt opened, its
+strays, it has all itself: so it stays what it was. The rest is in columns, which compress well. A frame states its
+own size and may be wrong: it is asked what it declares, and refused before that is allocated.
 """
 
 import zstandard
@@ -21,9 +22,17 @@ class OtherRoster(Refused):
     """A plan that goes by another roster than the one that is here."""
 
 
-def pack_plan(plan: pb.Plan) -> bytes:
-    """One zstandard frame of the plan, for `pb.View.packed_plan`."""
+def stray_members(plan: pb.Plan, members: Members) -> frozenset[NodeId]:
+    """Those of the plan's members that are not gone and that `members` has not, or otherwise."""
+    here = [(NodeId(m.node_id), _known(m)) for m in plan.members if not m.gone]
+    return frozenset(node for node, known in here if members.get(node) != known)
+
+
+def pack_plan(plan: pb.Plan, strays: frozenset[NodeId] = frozenset()) -> bytes:
+    """One zstandard frame of the plan, for `pb.View.packed_plan`. `strays`: members that its readers' roster may
+    not have as the plan has them."""
     members = plan.members
+    here = [m for m in members if not m.gone]
     packed = pb.PackedPlan(
         plan=plan,
         nodes=[m.node_id for m in members],
@@ -32,14 +41,19 @@ def pack_plan(plan: pb.Plan) -> bytes:
         norms=[m.norm for m in members],
         down=[m.down for m in members],
         gone=bitmap((i for i, m in enumerate(members) if m.gone), len(members)),
-        roster=digest_of(
-            (NodeId(m.node_id), RosterMember(PublicKey(m.key), m.address, Pin(m.pin), m.leaf))
-            for m in members
-            if not m.gone
-        ),
+        roster=digest_of((NodeId(m.node_id), _known(m)) for m in here),
+        strays=[
+            pb.RosterMember(node_id=m.node_id, key=m.key, address=m.address, pin=m.pin, leaf=m.leaf)
+            for m in here
+            if m.node_id in strays
+        ],
     )
     packed.plan.ClearField("members")
     return zstandard.ZstdCompressor(level=3).compress(packed.SerializeToString())
+
+
+def _known(member: pb.PlanMember | pb.RosterMember) -> RosterMember:
+    return RosterMember(PublicKey(member.key), member.address, Pin(member.pin), member.leaf)
 
 
 def unpack_plan(view: pb.View, members: Members) -> None:
@@ -73,6 +87,8 @@ def read_plan(frame: bytes) -> pb.PackedPlan:
 
 def _filled_in(packed: pb.PackedPlan, members: Members) -> pb.Plan:
     nodes = [NodeId(node) for node in packed.nodes]
+    if packed.strays:
+        members = {**members, **{NodeId(m.node_id): _known(m) for m in packed.strays}}
     gone = [bit(packed.gone, i) for i in range(len(nodes))]
     known = [RosterMember() if out else members.get(node) for node, out in zip(nodes, gone, strict=True)]
     here = [(node, m) for node, m, out in zip(nodes, known, gone, strict=True) if m is not None and not out]

@@ -14,7 +14,7 @@ from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.leases import Range
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
+from atoll.comm.proto.packed_plan import pack_plan, stray_members, unpack_plan
 from atoll.coordinator.service.roster import Roster, no_key, roster_of
 from atoll.coordinator.state_machine.conduct import identity, penalty
 from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, VERIFIER, Member, MemberState
@@ -34,6 +34,8 @@ class CommonView:
     facts: bytes  # the head without its reason, which changes with every report
     train: bytes
     plan: bytes
+    plan_message: pb.Plan | None  # the same, as it was when its attempt opened
+    strays: frozenset[NodeId]  # of its members: who left or came back since
     fence: Fence | None  # the plan's
     plan_nodes: frozenset[NodeId]  # whom the plan is sent to
     donors: Donors
@@ -102,12 +104,17 @@ def common_view(
     head = facts + pb.View(reason=r.reason).SerializeToString()
     train = _train(state) if r.phase in TRAINING else b""
     fence = r.plan.fence if r.plan is not None else None
-    if before is not None and before.fence == fence:
-        plan = before.plan
-    else:
-        plan = _plan(state) if r.plan is not None else b""
     alive = (entry.node for entry in r.ledger.entries if not entry.gone)
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
+    roster = roster_of(state, before.roster if before is not None else None, data_key)
+    if before is not None and before.fence == fence:
+        message, plan, strays = before.plan_message, before.plan, before.strays
+    else:
+        message, plan, strays = _plan(state) if r.plan is not None else None, b"", frozenset[NodeId]()
+    if message is not None and (before is None or roster is not before.roster or not plan):
+        strays |= stray_members(message, roster.members)  # for good: a roster may be shown later than it is one
+        if before is None or strays != before.strays or not plan:
+            plan = pb.View(packed_plan=pack_plan(message, strays)).SerializeToString()
     known = state.committed, state.members.changes, state.members.reports
     donors = before.donors if before is not None and before.donors_key == known else _donors(state)
     serve = before.serve if before is not None and before.donors_key == known else _served(state)
@@ -121,9 +128,9 @@ def common_view(
         donors = before.donors if before.donors == donors else donors
         serve = before.serve if before.serve == serve else serve
     apart = not state.committed and state.state_held and all(_is_out_of_reach(state, n) for n in state.holders)
-    roster = roster_of(state, before.roster if before is not None else None, data_key)
     return CommonView(
-        head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart, roster
+        *(head, facts, train, plan, message, strays, fence, planned, donors, serve, known, keepers, uploaders),
+        *(apart, roster),
     )
 
 
@@ -425,7 +432,7 @@ def _train(state: State) -> bytes:
     return pb.View(train=order_).SerializeToString()
 
 
-def _plan(state: State) -> bytes:
+def _plan(state: State) -> pb.Plan:
     r = state.round
     assert r.plan is not None
     fence = r.plan.fence
@@ -454,4 +461,4 @@ def _plan(state: State) -> bytes:
         plan.layered = bitmap(ledger.layered, len(ledger.owners))
         for row in ledger.relays:
             plan.relays.extend(row)
-    return pb.View(packed_plan=pack_plan(plan)).SerializeToString()
+    return plan

@@ -192,11 +192,15 @@ class ControlClient:
                 if self.roster.read(view) is None:
                     log.warning("the stream of views lacks a part of the members: it is opened again")
                     return
-                unpack_plan(view, self.roster.members)
+                try:
+                    unpack_plan(view, self.roster.members)
+                except OtherRoster as error:
+                    if self.roster.is_late(view):
+                        continue
+                    log.warning(f"{error}: all of them are asked for")
+                    self.roster.distrust()
+                    return
                 yield view
-        except OtherRoster as error:
-            log.warning(f"{error}: all of them are asked for")
-            self.roster.distrust()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise SessionLost(error.details() or "") from None

@@ -30,6 +30,10 @@ class Roster:
         self._view = 0
         return self.digest
 
+    def is_late(self, view: pb.View) -> bool:
+        """Whether a newer view of the stream came before it."""
+        return view.version < self._view
+
     def distrust(self) -> None:
         """Have the next stream bring all of the roster: what goes by it does not agree with what is here."""
         self.digest = b""
@@ -37,7 +41,7 @@ class Roster:
     def read(self, view: pb.View) -> bool | None:
         """Take in the roster of a view. Returns whether anything changed; None: it does not follow on what is
         here, and the stream is to be opened again. A view that is older than one before says nothing."""
-        if not view.HasField("roster") or view.version < self._view:
+        if not view.HasField("roster") or self.is_late(view):
             return False
         new = view.roster
         if new.digest != self.digest and (not new.data_key or new.since not in (b"", self.digest)):

@@ -4,7 +4,14 @@ import zstandard
 from atoll.comm.errors import Refused
 from atoll.comm.ids import NodeId, Pin, PublicKey
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import MAX_PLAN_SIZE, OtherRoster, pack_plan, read_plan, unpack_plan
+from atoll.comm.proto.packed_plan import (
+    MAX_PLAN_SIZE,
+    OtherRoster,
+    pack_plan,
+    read_plan,
+    stray_members,
+    unpack_plan,
+)
 from atoll.comm.roster import RosterMember
 
 ROSTER = {
@@ -56,6 +63,16 @@ def test_who_knows_other_members_takes_no_plan_and_who_knows_more_does(other: di
     assert view.packed_plan and not view.HasField("plan")
     unpack_plan(view, ROSTER | {NodeId("n3000"): RosterMember()})
     assert view.plan == PLAN
+
+
+def test_who_left_or_came_back_since_the_attempt_opened_is_in_the_plan_as_it_was() -> None:
+    left, back = NodeId("n3"), NodeId("n5")
+    now = {n: m for n, m in ROSTER.items() if n != left} | {back: ROSTER[back]._replace(address="10.9.9.9:1")}
+    strays = stray_members(PLAN, now)
+    assert strays == {left, back} and not stray_members(PLAN, ROSTER)
+    for members in (now, ROSTER):  # also where the roster that is known is still the one of before
+        unpack_plan(view := pb.View(packed_plan=pack_plan(PLAN, strays)), members)
+        assert view.plan == PLAN
 
 
 def test_what_is_no_plan_is_refused_with_a_sentence_and_a_large_one_before_it_is_read() -> None:

@@ -13,7 +13,7 @@ from sim.engine import Call
 from atoll.comm.ids import NodeId
 from atoll.comm.pause_reasons import PauseReason
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.proto.packed_plan import OtherRoster, unpack_plan
 from atoll.coordinator.service import validation
 from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
 from atoll.node.control.freshness import StreamFreshness
@@ -116,7 +116,12 @@ class Control:
         if (changed := self.roster.read(view)) is None:
             self._hang_up()
             return self._watch_soon()
-        unpack_plan(view, self.roster.members)
+        try:
+            unpack_plan(view, self.roster.members)
+        except OtherRoster:
+            if self.roster.is_late(view):
+                return
+            raise  # a view brings the members that its plan goes by
         if view.account and self._accounted != (self._session, view.account):
             self._accounted = self._session, view.account
             self.node.reports.account(view.account, pb.RoundAccount())

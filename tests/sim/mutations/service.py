@@ -113,8 +113,8 @@ MUTATIONS = [
     Mutation(
         "a change for all is shown to those whom an event touched",
         C + "service/view_dispatch.py",
-        " if nodes is not None and same else",
-        " if nodes is not None else",
+        "        if nodes is not None and same:",
+        "        if nodes is not None:",
     ),
     Mutation(
         "a new stream waits for the next change",
@@ -216,8 +216,37 @@ MUTATIONS = [
     Mutation(
         "a list of members follows on one that never came",
         "node/control/roster.py",
-        "or new.since not in (0, self._version)",
+        'or new.since not in (b"", self.digest)',
         "",
+        "tests/node/control/test_roster.py",
+    ),
+    Mutation(
+        "a roster is taken that is not what its digest says",
+        "node/control/roster.py",
+        "if roster_digest(members, new.data_key, new.data_key_number) != new.digest:",
+        "if False:",
+        "tests/node/control/test_roster.py",
+    ),
+    Mutation(
+        "a plan goes by whatever members its reader knows",
+        "comm/proto/packed_plan.py",
+        "if None in known or digest_of(here) != packed.roster:",
+        "if None in known:",
+        "tests/comm/test_packed_plan.py",
+    ),
+    Mutation(
+        "a new plan is shown before the members that it names",
+        C + "service/view_dispatch.py",
+        " or new.fence not in (None, old.fence)",
+        "",
+        "tests/coordinator/service/test_admission.py",
+    ),
+    Mutation(
+        "whom an update did not reach is not looked at by the next one",
+        C + "service/view_dispatch.py",
+        "            self._fresh.update(self.streams)\n",
+        "            pass\n",
+        "tests/coordinator/service/test_view_dispatch.py",
     ),
     Mutation(
         "a member may come back with another key",
