@@ -18,8 +18,8 @@ from atoll.comm.roster import Members, RosterMember, digest_of
 MAX_PLAN_SIZE = 16 << 20  # bytes; a hundred thousand members would fit
 
 
-class OtherRoster(Refused):
-    """A plan that goes by another roster than the one that is here."""
+class OtherRoster(ValueError):
+    """A plan that goes by another roster than the one that is here: all of it is to be asked for."""
 
 
 def stray_members(plan: pb.Plan, members: Members) -> frozenset[NodeId]:

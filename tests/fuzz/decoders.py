@@ -44,7 +44,7 @@ from atoll.comm.peer_names import (
 )
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
+from atoll.comm.proto.packed_plan import OtherRoster, pack_plan, unpack_plan
 from atoll.comm.roster import RosterMember
 from atoll.comm.signatures import PrivateKey, sign, verify
 from atoll.comm.transport.certificates import load_or_make
@@ -372,7 +372,7 @@ DECODERS: dict[str, Decoder] = {
     "bitmap": Decoder(places, (), lambda: [b"\x05\x01"]),
     "header": Decoder(header, (LinkBroken,), header_examples),
     "resync": Decoder(resync, (), lambda: [b"\x01\x3f\x00\x15", b"\x02"]),
-    "plan": Decoder(packed_plan, (Refused, InvalidPlan), plan_examples, memory=200 << 20),
+    "plan": Decoder(packed_plan, (Refused, InvalidPlan, OtherRoster), plan_examples, memory=200 << 20),
     "roster": Decoder(roster, (DecodeError,), roster_examples),
     "address": Decoder(addressed, (ValueError,), lambda: [b"[::1]:4700", b"reef.example.org:4700"]),
     "invite": Decoder(invited, (ConfigError,), lambda: [b"atoll://token:" + b"a" * 52 + b"@10.0.0.1:4700/reef"]),
