@@ -206,6 +206,7 @@ MUTATIONS = [
         C + "service/roster.py",
         "        message.gone.extend(before.keys() - self.members.keys())\n",
         "",
+        "tests/node/control/test_roster.py",
     ),
     Mutation(
         "who is new is not accepted by those who were there before",
