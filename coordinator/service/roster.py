@@ -28,7 +28,6 @@ class Roster:
     members: dict[NodeId, RosterMember]
     number: int  # of the run's key: how many were expelled before it
     data_key: bytes
-    changes: int = field(default=0, compare=False)  # `Members.changes` that it follows from
     encoded: dict[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)  # by the digest before
 
     @cached_property
@@ -61,9 +60,6 @@ class Roster:
 def roster_of(state: State, before: Roster | None, data_key: Callable[[int], bytes] = no_key) -> Roster:
     """The roster of this state, the same object as `before` where nothing of it changed. `data_key`: the run's key
     by how many were expelled."""
-    changes = state.members.changes
-    if before is not None and (before.changes, before.number) == (changes, state.expulsions):
-        return before
     members = {node: RosterMember(m.key, m.address, m.pin, m.leaf) for node, m in state.members.here.items()}
-    new = Roster(members, state.expulsions, data_key(state.expulsions), changes)
+    new = Roster(members, state.expulsions, data_key(state.expulsions))
     return before if before is not None and before == new else new

@@ -47,6 +47,7 @@ class CommonView:
     # it
     leaves_only: bool
     roster: Roster  # which members alone are told
+    roster_key: tuple[int, int]  # what it follows from
 
 
 class NodeView(NamedTuple):
@@ -106,7 +107,11 @@ def common_view(
     fence = r.plan.fence if r.plan is not None else None
     alive = (entry.node for entry in r.ledger.entries if not entry.gone)
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
-    roster = roster_of(state, before.roster if before is not None else None, data_key)
+    roster_key = state.members.changes, state.expulsions
+    if before is not None and before.roster_key == roster_key:
+        roster = before.roster
+    else:
+        roster = roster_of(state, before.roster if before is not None else None, data_key)
     if before is not None and before.fence == fence:
         message, plan, strays = before.plan_message, before.plan, before.strays
     else:
@@ -130,7 +135,7 @@ def common_view(
     apart = not state.committed and state.state_held and all(_is_out_of_reach(state, n) for n in state.holders)
     return CommonView(
         *(head, facts, train, plan, message, strays, fence, planned, donors, serve, known, keepers, uploaders),
-        *(apart, roster),
+        *(apart, roster, roster_key),
     )
 
 

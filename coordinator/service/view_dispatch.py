@@ -148,7 +148,7 @@ class ViewDispatch:
         new = view.common_view(state, old, draining, self._data_key)
         list_at = self._list_due(new, old, now)
         if list_at is not None:
-            new = replace(new, roster=old.roster)
+            new = replace(new, roster=old.roster, roster_key=old.roster_key)
         if new.head is old.head:
             self.update_at = list_at  # a reason that was held back is what is shown again
         else:
