@@ -46,6 +46,9 @@ def mask(kinds: Iterable[IncidentKind]) -> int:
     return sum(1 << kind for kind in set(kinds))
 
 
+_NOTABLE_BITS = mask(NOTABLE)
+
+
 def kind_of(number: int) -> IncidentKind | None:
     """The kind with this number; None: a newer version's."""
     return _KINDS.get(number)
@@ -53,4 +56,4 @@ def kind_of(number: int) -> IncidentKind | None:
 
 def is_notable(bits: int) -> bool:
     """Whether one of the kinds in a `mask` is notable; those of newer versions are not."""
-    return bool(bits & mask(NOTABLE))
+    return bool(bits & _NOTABLE_BITS)

@@ -1,13 +1,14 @@
 """The coordinator process: journal, state machine, control plane, page and sinks, from start to SIGTERM."""
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ WANDB_VIEW = "wandb-view"  # the journal's key of the URL
 # Seconds that a thread which answers questions may keep the interpreter: the event loop lets go of it at each
 # send, and waits as long for it again. Python's own 5 ms would be five seconds for the plans of 1,000 members.
 SWITCH_INTERVAL = 0.0005
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt(3)
+LARGE_BLOCK = 256 << 10  # bytes
 NO_THRESHOLD = 1 << 30  # collections of the middle generation; more than a process lives
 
 
@@ -72,6 +75,7 @@ class ServerOptions:
 async def serve(config: RunConfig, options: ServerOptions) -> None:
     """Run the service until SIGTERM or SIGINT, and then until the round that is closing is done."""
     raise_limit()
+    _keep_heap_small()
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.freeze()  # what was imported stays: a collection need not look at it again
     journal = Journal(options.state_dir)
@@ -146,6 +150,15 @@ async def _serve(
         if webhook is not None:
             await asyncio.to_thread(webhook.close)
         await asyncio.gather(*parts)  # one that failed: show why
+
+
+def _keep_heap_small() -> None:
+    """Have large blocks of memory be the system's again as soon as they are free, where the C library is glibc: an
+    answer of commit records takes some 10 MB for a moment, and stays in the heap of the thread that made it."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in ((M_MMAP_THRESHOLD, LARGE_BLOCK), (M_TRIM_THRESHOLD, LARGE_BLOCK), (M_ARENA_MAX, 2)):
+            mallopt(option, value)
 
 
 async def _collect_garbage(plane: ControlPlane) -> None:

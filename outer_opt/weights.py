@@ -31,7 +31,10 @@ def by_quality(
     median of the deltas at the indices `measure`; None: of all."""
     raw = [t * (t / s) if s > 0 else 0.0 for t, s in zip(tokens, steps, strict=True)]
     there = [raw[i] for i in (range(len(raw)) if measure is None else measure) if raw[i] > 0]
-    return [min(w, QUALITY_BOUND * median(there)) for w in raw] if there else raw
+    if not there:
+        return raw
+    most = QUALITY_BOUND * median(there)
+    return [min(w, most) for w in raw]
 
 
 def bounded(weights: Sequence[float], bound: float, measure: Sequence[int] | None = None) -> list[float]:
@@ -40,7 +43,8 @@ def bounded(weights: Sequence[float], bound: float, measure: Sequence[int] | Non
     there = [weights[i] for i in (range(len(weights)) if measure is None else measure) if weights[i] > 0]
     if not bound or not there:
         return list(weights)
-    return [min(w, bound * median(there)) for w in weights]
+    most = bound * median(there)
+    return [min(w, most) for w in weights]
 
 
 def shares(weights: Sequence[float], factors: Sequence[float] | None = None) -> list[float]:

@@ -28,6 +28,7 @@ from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.state_machine.events import Effect, Publish
+from atoll.node.control.roster import Roster
 
 Code = grpc.StatusCode
 CONFIG = RunConfig(
@@ -50,7 +51,7 @@ class Node:
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self.stub, self.token = pb_grpc.CoordinatorStub(channel), token
         self.session, self.node, self.seen = "", NodeId(""), list[pb.View]()
-        self.key = PrivateKey.generate()
+        self.key, self.roster = PrivateKey.generate(), Roster()
         self._watching: asyncio.Task[None] | None = None
 
     async def join(self, session: str = "", **changes: Any) -> pb.JoinReply:
@@ -79,8 +80,10 @@ class Node:
 
     async def _watch(self) -> None:
         with suppress(grpc.aio.AioRpcError):
-            async for view in self.stub.Watch(pb.WatchRequest(session=self.session)):
-                unpack_plan(view)
+            asked = pb.WatchRequest(session=self.session, roster=self.roster.open_stream())
+            async for view in self.stub.Watch(asked):
+                self.roster.read(view)
+                unpack_plan(view, self.roster.members)
                 self.seen.append(view)
 
     async def sees(self, holds: Callable[[pb.View], object]) -> pb.View:

@@ -140,15 +140,19 @@ class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
     session: _builtins.str
+    roster: _builtins.bytes
+    """digest of the roster that the node has; empty: none"""
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
+        roster: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1397,6 +1401,66 @@ class Plan(_message.Message):
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
+class PackedPlan(_message.Message):
+    """A plan as it travels (comm/proto/packed_plan.py): columns in place of members, and nothing that the roster has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    SCALES_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
+    DOWN_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    STRAYS_FIELD_NUMBER: _builtins.int
+    gone: _builtins.bytes
+    """bitmap"""
+    roster: _builtins.bytes
+    """digest of what the roster has of the members that are not gone, or strays"""
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """without its members"""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the members' ids"""
+
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def down(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def strays(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterMember]:
+        """members that the roster has no more, or otherwise, by now"""
+
+    def __init__(
+        self,
+        *,
+        plan: Global___Plan | None = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        weights: _abc.Iterable[_builtins.float] | None = ...,
+        scales: _abc.Iterable[_builtins.float] | None = ...,
+        norms: _abc.Iterable[_builtins.float] | None = ...,
+        down: _abc.Iterable[_builtins.float] | None = ...,
+        gone: _builtins.bytes = ...,
+        roster: _builtins.bytes = ...,
+        strays: _abc.Iterable[Global___RosterMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["down", b"down", "gone", b"gone", "nodes", b"nodes", "norms", b"norms", "plan", b"plan", "roster", b"roster", "scales", b"scales", "strays", b"strays", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackedPlan: _TypeAlias = PackedPlan  # noqa: Y015
+
+@_typing.final
 class Audit(_message.Message):
     """of a sealed chunk: what the node that is told is to recompute"""
 
@@ -1466,13 +1530,14 @@ class Replay(_message.Message):
     PLACES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     PACKED_PLAN_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """the contributor"""
     round: _builtins.int
     seconds: _builtins.float
     """for the answers"""
     packed_plan: _builtins.bytes
-    """a zstandard frame of the round's Plan"""
+    """a zstandard frame of the round's PackedPlan, for receivers to put into plan"""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayChunk]:
         """to be asked for now, of those who contributed; none: not yet, or they are here"""
@@ -1480,6 +1545,10 @@ class Replay(_message.Message):
     @_builtins.property
     def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """in the plan: the contributor's, then others'"""
+
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """it travels in packed_plan"""
 
     def __init__(
         self,
@@ -1490,78 +1559,92 @@ class Replay(_message.Message):
         places: _abc.Iterable[_builtins.int] | None = ...,
         seconds: _builtins.float = ...,
         packed_plan: _builtins.bytes = ...,
+        plan: Global___Plan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "packed_plan", b"packed_plan", "places", b"places", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "packed_plan", b"packed_plan", "places", b"places", "plan", b"plan", "round", b"round", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replay: _TypeAlias = Replay  # noqa: Y015
 
 @_typing.final
-class MemberKey(_message.Message):
+class RosterMember(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     key: _builtins.bytes
+    """what it signs is verified with"""
+    address: _builtins.str
+    """of its data plane"""
+    pin: _builtins.str
+    """of the certificate that its data plane shows; empty: the run is not encrypted"""
+    leaf: _builtins.bool
+    """nobody can dial it"""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         key: _builtins.bytes = ...,
+        address: _builtins.str = ...,
+        pin: _builtins.str = ...,
+        leaf: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "key", b"key", "leaf", b"leaf", "node_id", b"node_id", "pin", b"pin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberKey: _TypeAlias = MemberKey  # noqa: Y015
+Global___RosterMember: _TypeAlias = RosterMember  # noqa: Y015
 
 @_typing.final
-class Admission(_message.Message):
-    """whose connections a member accepts on its data plane"""
+class Roster(_message.Message):
+    """Whose connections a member accepts on its data plane, and how each is reached (comm/roster.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     DATA_KEY_FIELD_NUMBER: _builtins.int
     DATA_KEY_NUMBER_FIELD_NUMBER: _builtins.int
-    version: _builtins.int
-    """of the list, in this stream"""
-    since: _builtins.int
-    """the version to which the rest is what changed; 0: the rest is the whole list"""
+    digest: _builtins.bytes
+    """of the whole of it"""
+    since: _builtins.bytes
+    """digest of the roster to which the rest is what changed; empty: the rest is all of it"""
     data_key: _builtins.bytes
-    """empty: nothing changed, the version is the one that the stream brought before"""
+    """empty: the rest is not told, for this node has the roster"""
     data_key_number: _builtins.int
     """how many were expelled before it"""
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberKey]: ...
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterMember]: ...
     @_builtins.property
     def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
-        version: _builtins.int = ...,
-        since: _builtins.int = ...,
-        members: _abc.Iterable[Global___MemberKey] | None = ...,
+        digest: _builtins.bytes = ...,
+        since: _builtins.bytes = ...,
+        members: _abc.Iterable[Global___RosterMember] | None = ...,
         gone: _abc.Iterable[_builtins.str] | None = ...,
         data_key: _builtins.bytes = ...,
         data_key_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_key", b"data_key", "data_key_number", b"data_key_number", "gone", b"gone", "members", b"members", "since", b"since", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_key", b"data_key", "data_key_number", b"data_key_number", "digest", b"digest", "gone", b"gone", "members", b"members", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Admission: _TypeAlias = Admission  # noqa: Y015
+Global___Roster: _TypeAlias = Roster  # noqa: Y015
 
 @_typing.final
 class Range(_message.Message):
@@ -1668,7 +1751,7 @@ class View(_message.Message):
     AUDITS_FIELD_NUMBER: _builtins.int
     AUDITORS_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
-    ADMISSION_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
     WITNESS_FIELD_NUMBER: _builtins.int
     TIED_FIELD_NUMBER: _builtins.int
     PENALTY_FIELD_NUMBER: _builtins.int
@@ -1720,7 +1803,7 @@ class View(_message.Message):
     lost: _builtins.bool
     """nobody here holds state_committed, or can make it: who has an earlier one on disk says so"""
     packed_plan: _builtins.bytes
-    """a zstandard frame of a Plan, for receivers to put into plan"""
+    """a zstandard frame of a PackedPlan, for receivers to put into plan"""
     ledger: _builtins.bytes
     """digests of the plan's sealed chunks, 16 bytes each: this node told that it holds others"""
     witness: _builtins.bool
@@ -1747,7 +1830,7 @@ class View(_message.Message):
 
     @_builtins.property
     def plan(self) -> Global___Plan:
-        """absent: no reduce in force; on the wire it is in packed_plan"""
+        """absent: no reduce in force; it travels in packed_plan"""
 
     @_builtins.property
     def serve(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
@@ -1762,7 +1845,7 @@ class View(_message.Message):
         """a leaf dials these, to show there what it contributed"""
 
     @_builtins.property
-    def admission(self) -> Global___Admission:
+    def roster(self) -> Global___Roster:
         """absent: this node is no member"""
 
     @_builtins.property
@@ -1803,7 +1886,7 @@ class View(_message.Message):
         audits: _abc.Iterable[Global___Audit] | None = ...,
         auditors: _abc.Iterable[Global___Donor] | None = ...,
         ledger: _builtins.bytes = ...,
-        admission: Global___Admission | None = ...,
+        roster: Global___Roster | None = ...,
         witness: _builtins.bool = ...,
         tied: _builtins.bool = ...,
         penalty: _builtins.str = ...,
@@ -1813,9 +1896,9 @@ class View(_message.Message):
         saves_bytes: _builtins.bool = ...,
         account: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "plan", b"plan", "replay", b"replay", "train", b"train"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "replay", b"replay", "roster", b"roster", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "admission", b"admission", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "saves_bytes", b"saves_bytes", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "auditors", b"auditors", "audits", b"audits", "closing", b"closing", "committed", b"committed", "counted", b"counted", "credited_rounds", b"credited_rounds", "credited_tokens", b"credited_tokens", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "penalty", b"penalty", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "replay", b"replay", "roster", b"roster", "saves_bytes", b"saves_bytes", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tied", b"tied", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "witness", b"witness", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

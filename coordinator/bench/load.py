@@ -21,7 +21,7 @@ from atoll.comm.digest import root
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 from atoll.comm.proto.join_proof import prove_join
-from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.proto.packed_plan import read_plan
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 
@@ -77,7 +77,7 @@ class LoadProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._owned: dict[tuple[int, int], dict[str, list[int]]] = {}
         self._root = b""
-        self._packed_plan, self._plan = b"", pb.Plan()
+        self._frame, self._plan = b"", pb.PackedPlan()
 
     async def run(self) -> None:
         """Run the members until the order after the last round has reached all of them; then tell the
@@ -116,19 +116,19 @@ class LoadProcess:
             if round_ > self.task.rounds:
                 self._done.set()
 
-    def plan(self, view: pb.View) -> pb.Plan | None:
-        """The view's plan, if it has one: unpacked once for all members, which share this machine's time."""
-        if (packed := view.packed_plan) and packed != self._packed_plan:
-            unpack_plan(view)
-            self._packed_plan, self._plan = packed, view.plan
-        return self._plan if packed else None
+    def plan(self, view: pb.View) -> pb.PackedPlan | None:
+        """The view's plan, if it has one: read once for all members, which share this machine's time."""
+        if (frame := view.packed_plan) and frame != self._frame:
+            self._frame, self._plan = frame, read_plan(frame)
+        return self._plan if frame else None
 
-    def owned(self, plan: pb.Plan) -> dict[str, list[int]]:
+    def owned(self, packed: pb.PackedPlan) -> dict[str, list[int]]:
         """Each member's chunks: worked out once for all of them."""
+        plan = packed.plan
         attempt = plan.round, plan.attempt
         if attempt not in self._owned:
             chunks = defaultdict(list)
-            names = [member.node_id for member in plan.members]
+            names = packed.nodes
             for chunk, owner in enumerate(plan.owners):
                 chunks[names[owner]].append(chunk)
             self._owned = {attempt: chunks}
@@ -197,8 +197,8 @@ class LoadMember:
             load.start(self._report_steps(load.task.period + self._spread(), train))
         if view.closing and train and self._first("closing", train):
             load.start(self._report_contribution(self._spread(), train, view.train.lease[0].first))
-        if (plan := load.plan(view)) and self._first("plan", plan.round):
-            load.result.planned.setdefault(plan.round, {})[self._node] = at
+        if (plan := load.plan(view)) and self._first("plan", plan.plan.round):
+            load.result.planned.setdefault(plan.plan.round, {})[self._node] = at
             load.start(self._reduce(plan))
         making = view.initialise and not committed
         if (making or view.state_digest or committed) and self._first("state", committed):
@@ -216,12 +216,13 @@ class LoadMember:
         exchanges take the longer the larger the model."""
         return random.uniform(0.0, max(MIN_REPORT_SPREAD, self._load.task.period / INNER_STEPS))
 
-    async def _reduce(self, plan: pb.Plan) -> None:
+    async def _reduce(self, packed: pb.PackedPlan) -> None:
         """Seal the chunks that it owns, and a moment later have everybody's."""
+        plan = packed.plan
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
         wait = self._spread()
-        if owned := self._load.owned(plan).get(self._node, []):
-            self._load.start(self._report_seals(wait, fence, owned, len(plan.members)))
+        if owned := self._load.owned(packed).get(self._node, []):
+            self._load.start(self._report_seals(wait, fence, owned, len(packed.nodes)))
         await self._report_complete(wait + 0.1 + self._spread(), fence)
 
     async def _report_steps(self, delay: float, round_: int) -> None:

@@ -54,9 +54,9 @@ def unpack(column: bytes, count: int) -> list[Number]:
             edge = len(rest) - count * width
             base = msgspec.msgpack.decode(rest[1:edge], type=int)
             above = _joined(rest[edge:], count, width, 8).view(np.uint64)[:, 0]
-            return [base + int(value) for value in above]
+            return [base + value for value in above.tolist()]
         if kind == b"f" and width in (*_FLOAT_WIDTHS, 8):
-            return [float(value) for value in _floats(rest[1:], count, width)]
+            return list(_floats(rest[1:], count, width).tolist())
     except (IndexError, *DECODE_ERRORS) as error:
         raise BadColumn(f"a column is cut short or spoiled: {error}") from None
     raise BadColumn(f"a column begins with {column[:2]!r}, which is no kind of column")

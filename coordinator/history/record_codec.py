@@ -14,7 +14,7 @@ those of few digits (`atoll.comm.rounding`) take fewer bytes.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import isnan, nan
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.ids import NodeId
 from atoll.coordinator.causes.explanation import Verdict
 from atoll.coordinator.history.columns import Number, pack, unpack
+from atoll.coordinator.history.series import PHASES, Row
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure, Passage, TrainerFigures
 
 FORMAT = 1
@@ -196,6 +197,8 @@ def _record(body: _Body) -> CommitRecord:
     }
     up, down = (nodes.each(some, float) for some in body.rates)
     figures = [nodes.each(some, float) for some in body.figures]
+    if any(of.keys() != figures[0].keys() for of in figures):
+        raise BadRecord("not every trainer has all figures")
     told = nodes.at(body.digests)
     odd = {nodes.order[place]: digest.hex() for place, digest in body.odd_digests.items()}
     return CommitRecord(
@@ -203,7 +206,7 @@ def _record(body: _Body) -> CommitRecord:
         **of_nodes,
         members=tuple(nodes.at(body.members)),
         rates={n: (up[n], down[n]) for n in up},
-        figures={n: TrainerFigures(*(of[n] for of in figures)) for n in figures[0]},
+        figures=dict(zip(figures[0], map(TrainerFigures, *(of.values() for of in figures)), strict=True)),
         samples=_samples(nodes.each(body.spans, int), body.firsts, body.lengths),
         digests={n: odd.get(n, scalars["state_digest"]) for n in told},
         names=dict(zip(nodes.at(body.named), body.names, strict=True)),
@@ -251,6 +254,24 @@ class RecordView:
             raise _spoiled(error) from None
         return found
 
+    @property
+    def row(self) -> Row:
+        """The record's figures, as `series_row` has them. Raises `BadRecord`."""
+        body, scalars = self._body, self._body.scalars
+        try:
+            floats, up, down = _floats(body.floats), *(_numbers(some, body.count) for some in body.counts)
+            contributors = body.measures[MEASURES.index("contributors")]
+            return (
+                *(scalars.round, scalars.committed_at, scalars.tokens),
+                nan if scalars.void else floats["train_loss"],
+                nan if floats["val_loss"] is None else floats["val_loss"],
+                *(_size(body.members, body.count), _size(contributors.where, body.count), scalars.attempts),
+                *(floats["seconds"].get(phase, 0.0) for phase in PHASES),
+                *(sum(up), sum(down), scalars.void),
+            )
+        except (IndexError, StopIteration, ValueError) as error:
+            raise _spoiled(error) from None
+
     def of_nodes(self, field: str) -> dict[NodeId, float]:
         """The numbers of one of the fields in `COUNTS`, `MEASURES` or `FIGURES`, by node. Raises `BadRecord`, and
         KeyError for another field."""
@@ -274,6 +295,15 @@ class RecordView:
     @cached_property
     def _nodes(self) -> "_Nodes":
         return _Nodes.unpacked(self._body.nodes, self._body.count)
+
+
+def _size(where: bytes, count: int) -> int:
+    """How many of `count` nodes a bitmap names."""
+    return int.from_bytes(where, "big").bit_count() if where else count
+
+
+def _numbers(some: _Some, count: int) -> list[Number]:
+    return unpack(some.numbers, _size(some.where, count))
 
 
 def _spoiled(error: Exception) -> BadRecord:
@@ -407,7 +437,7 @@ def _samples(
     if count > MAX_SPANS or any(n < 0 for n in spans.values()):
         raise BadRecord(f"it has {count} spans of samples, {MAX_SPANS} are the most")
     all_spans = zip(map(int, unpack(firsts, count)), map(int, unpack(lengths, count)), strict=True)
-    return {node: tuple(next(all_spans) for _ in range(n)) for node, n in spans.items()}
+    return {node: tuple(islice(all_spans, n)) for node, n in spans.items()}
 
 
 def _inverted(lacking: Mapping[int, tuple[NodeId, ...]]) -> dict[tuple[NodeId, ...], list[int]]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from atoll.coordinator.monitor.alerts import RECORDS, Alert, AlertRules
 from atoll.coordinator.service.event_loop import EventLoop
@@ -19,8 +20,9 @@ class Alarm:
 
     def __init__(self, journal: Journal, senders: Sequence[Callable[[Alert], None]]) -> None:
         """Begin with what the journal has. Senders return at once."""
-        past = journal.rounds(max(journal.round_span()[1] - RECORDS, 0))
-        self.rules, self._journal, self._senders = AlertRules(past), journal, senders
+        with closing(journal.iter_rounds(max(journal.round_span()[1] - RECORDS, 0))) as past:
+            self.rules = AlertRules(past)
+        self._journal, self._senders = journal, senders
         self.rules.restore(journal.meta(ON))
         self._kept = self.rules.dump()
 

@@ -1,7 +1,9 @@
 """The read-only face of the run: a page for people, JSON for scripts, Prometheus for operators."""
 
 import asyncio
+import time
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -19,7 +21,7 @@ from atoll.coordinator.monitor.contributions import account, contributions
 from atoll.coordinator.monitor.figures import facts_of_nodes, last_val_loss, listed
 from atoll.coordinator.monitor.recorded import RecordedRun
 from atoll.coordinator.monitor.run_metrics import RunCollector
-from atoll.coordinator.monitor.web import web
+from atoll.coordinator.monitor.web import calm, web
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.service.run_records import RunRecords
@@ -28,25 +30,43 @@ from atoll.coordinator.state_machine.events import CommitRecord, Decision
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
+METRICS_TTL = 1.0  # seconds that a page of metrics is good for
+
 
 def app(loop: EventLoop, records: RunRecords, run: str, rules: AlertRules | None = None) -> Starlette:
     """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run.
     `rules`: those of the run's alerts, if any are looked at."""
-    collector = RunCollector(loop, run, rules or AlertRules())
-    writing = asyncio.Semaphore()  # one page of metrics is written at a time, in one thread
+    metrics_page = MetricsPage(loop, RunCollector(loop, run, rules or AlertRules()))
 
     async def healthz(_: Request) -> Response:
         wrong = loop.trouble or (STOPPING if loop.draining else "")
         return PlainTextResponse(f"{wrong or 'ok'}\n", status_code=503 if wrong else 200)
 
     async def metrics_(_: Request) -> Response:
-        # Read here, where nothing changes meanwhile; written in a thread, for with a thousand members it is long.
-        families = [*loop.metrics.registry.collect(), *collector.collect()]
-        async with writing:
-            body = await asyncio.to_thread(_exposition, families)
-        return Response(body, media_type=CONTENT_TYPE_LATEST)
+        return Response(await metrics_page.body(), media_type=CONTENT_TYPE_LATEST)
 
     return web(LiveRun(loop, records, run), [Route("/healthz", healthz), Route("/metrics", metrics_)])
+
+
+class MetricsPage:
+    """The metrics of the process and of the run, as Prometheus reads them."""
+
+    def __init__(self, loop: EventLoop, collector: Collector) -> None:
+        """`collector`: of the run's."""
+        self._loop, self._collector = loop, collector
+        self._writing = asyncio.Semaphore()  # one page is written at a time, in one thread
+        self._page, self._good_until = b"", -inf  # seconds of the monotonic clock
+
+    async def body(self) -> bytes:
+        """The page, the same for all who ask within `METRICS_TTL` seconds."""
+        async with self._writing:
+            if time.monotonic() > self._good_until:
+                await calm(lambda: self._loop.crowded)
+                # Read here, where nothing changes meanwhile; written in a thread: with many members it is long.
+                families = [*self._loop.metrics.registry.collect(), *self._collector.collect()]
+                self._page = await asyncio.to_thread(_exposition, families)
+                self._good_until = time.monotonic() + METRICS_TTL
+            return self._page
 
 
 class _Collected(Collector):
@@ -110,6 +130,9 @@ class LiveRun:
 
     def over(self) -> bool:
         return self._loop.stopped
+
+    def crowded(self) -> bool:
+        return self._loop.crowded
 
 
 def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:

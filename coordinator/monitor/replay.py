@@ -81,6 +81,9 @@ class PastRun:
                 self._added_up = _added_up(self.records, self._facts)
             return self._added_up
 
+    def crowded(self) -> bool:
+        return False
+
     def over(self) -> bool:
         return False
 

@@ -43,6 +43,8 @@ from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
 DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
 MAX_REST = 0.1  # seconds between two records of an answer
+# Seconds that an answer waits for members to be served first, at most, and between two looks whether they are.
+MAX_CALM_WAIT, CALM_POLL = 5.0, 0.02
 MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
 RECENT_EVENTS = 60  # that a look back at the run has
 ROUND_EVENTS = 100  # that a round's own answer has
@@ -113,6 +115,10 @@ class RunSource(Protocol):
 
     def over(self) -> bool:
         """Whether the process is about to end: streams end."""
+        ...
+
+    def crowded(self) -> bool:
+        """Whether members wait for what the process does beside answering here: then answers wait for a while."""
         ...
 
 
@@ -267,9 +273,10 @@ class RunAnswers:
 
     def _rounds(self, since: int, limit: int, wanted: tuple[str, ...]) -> bytes:
         """These fields of the commit records after `since`, as a JSON list: of the first `limit`, or of as many as
-        `MAX_ANSWER_BYTES` allow. Between two of them it rests for as long as one takes: with a thousand members
-        that is tens of milliseconds, in which a coordinator does little else."""
+        `MAX_ANSWER_BYTES` allow. Between two of them it rests for as long as one takes, and while members wait:
+        with a thousand of them that is tens of milliseconds, in which a coordinator does little else."""
         answer, length, began = list[bytes](), 0, time.monotonic()
+        until = began + MAX_CALM_WAIT
         with closing(self._records.iter_rounds(since, limit)) as found:
             for record in found:
                 answer.append(msgspec.json.encode({name: getattr(record, name) for name in wanted}))
@@ -277,6 +284,8 @@ class RunAnswers:
                 if length >= MAX_ANSWER_BYTES:
                     break
                 time.sleep(min(time.monotonic() - began, MAX_REST))
+                while self._source.crowded() and time.monotonic() < until:
+                    time.sleep(CALM_POLL)
                 began = time.monotonic()
         return b"[" + b",".join(answer) + b"]"
 

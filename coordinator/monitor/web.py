@@ -18,6 +18,7 @@ thread, because writes of the journal need a core, too. What is asked too much o
 import asyncio
 import gzip
 import secrets
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -29,10 +30,19 @@ from starlette.routing import BaseRoute, Route
 
 from atoll.comm.errors import AtollError
 from atoll.coordinator.monitor.page_file import page_file
-from atoll.coordinator.monitor.run_answers import Answer, NotThere, Query, RunAnswers, RunSource
+from atoll.coordinator.monitor.run_answers import (
+    CALM_POLL,
+    MAX_CALM_WAIT,
+    Answer,
+    NotThere,
+    Query,
+    RunAnswers,
+    RunSource,
+)
 from atoll.coordinator.monitor.snapshot_feed import SnapshotFeed
 
-SNAPSHOT_TTL = 0.2  # seconds that an answer of /api/run is good for
+# Seconds that an answer of /api/run is good for, or, where that is longer, so many times what it took to make.
+SNAPSHOT_TTL, SNAPSHOT_TTL_OF_COST = 0.2, 10.0
 STREAM_INTERVAL = 1.0  # seconds between two changes of a stream, at least
 STREAM_SECONDS = 45.0  # of a stream; then the page comes again: the door ends a connection after 60
 QUIET_SECONDS = 15.0  # without a word on a stream, after which one says that it is still there
@@ -49,7 +59,7 @@ class RunWeb:
     def __init__(self, source: RunSource) -> None:
         self._source, self._answers = source, RunAnswers(source)
         self._reading = asyncio.Semaphore()
-        self._snapshot: tuple[float, Answer, bytes] | None = None  # when it was made
+        self._snapshot: tuple[float, Answer, bytes] | None = None  # until when it is good
         self._snapshotting = asyncio.Lock()
         self._feed = SnapshotFeed(secrets.token_hex(4))
         self._fed = asyncio.Event()  # replaced at each change
@@ -102,12 +112,16 @@ class RunWeb:
         """The run now, and its JSON: made once for all who ask."""
         loop = asyncio.get_running_loop()
         async with self._snapshotting:
-            if self._snapshot is None or loop.time() - self._snapshot[0] > SNAPSHOT_TTL:
-                said, at_work = self._source.snapshot(), dict(self._source.at_work())
+            if self._snapshot is None or loop.time() > self._snapshot[0]:
                 async with self._reading:
+                    await calm(self._source.crowded)
+                    began = loop.time()
+                    said, at_work = self._source.snapshot(), dict(self._source.at_work())
                     answer = await asyncio.to_thread(self._answers.current, said, at_work)
                     body = await asyncio.to_thread(msgspec.json.encode, answer)
-                self._snapshot = loop.time(), answer, body
+                made = loop.time()
+                good = max(SNAPSHOT_TTL, SNAPSHOT_TTL_OF_COST * (made - began))
+                self._snapshot = made + min(good, STREAM_INTERVAL), answer, body
             return self._snapshot[1:]
 
     # The stream
@@ -173,10 +187,18 @@ class RunWeb:
 
         async def endpoint(request: Request) -> Response:
             async with self._reading:
+                await calm(self._source.crowded)
                 said = await asyncio.to_thread(body, request)
             return await _json(request, said)
 
         return endpoint
+
+
+async def calm(crowded: Callable[[], bool]) -> None:
+    """Wait while members wait to be served, for a few seconds at most."""
+    deadline = time.monotonic() + MAX_CALM_WAIT
+    while crowded() and time.monotonic() < deadline:
+        await asyncio.sleep(CALM_POLL)
 
 
 def web(source: RunSource, more: Sequence[BaseRoute] = ()) -> Starlette:

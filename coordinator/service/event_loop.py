@@ -16,6 +16,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
+
+import numpy as np
 
 from atoll.comm import faults
 from atoll.comm import log as logs
@@ -23,6 +26,7 @@ from atoll.comm.config.run import RunConfig, to_json
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.replace import replace
+from atoll.coordinator.history.series import F64, SeriesTable
 from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.service.failures import sentences
 from atoll.coordinator.service.group_commit import Commit, GroupCommit
@@ -54,6 +58,9 @@ TELEMETRY = "observed"  # its key in the journal's meta
 # Seconds between two saves of the telemetry: what heartbeats said since the last one is lost with the process.
 # With many members it is long to write.
 MIN_TELEMETRY_INTERVAL, MAX_TELEMETRY_INTERVAL, TELEMETRY_INTERVAL_PER_NODE = 1.0, 10.0, 0.02
+# Members that wait for one write from which on they are a crowd, and seconds for which they are after it: so long
+# the next step and the views that follow from it may take.
+CROWD, CROWD_SECONDS = 8, 0.25
 ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"
 
@@ -93,15 +100,16 @@ class EventLoop:
         self.clock = Clock(self._machine.last_at)
         self.telemetry.reconcile(self.state, self.clock())
         self.notes = deque(journal.notes(MAX_NOTES), MAX_NOTES)
-        recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
-        past = [record.val_loss for record in recent if record.val_loss is not None]
-        self.last_val_loss: float | None = past[-1] if past else None
-        self.last_train_loss = next((r.train_loss for r in reversed(recent) if not r.void), None)
+        lately = self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments
+        recent = SeriesTable()
+        recent.extend(journal.iter_series(lately))
+        self.last_val_loss, self.last_train_loss = map(_last_known, recent.columns("val_loss", "train_loss"))
         self.trouble = ""  # why nothing can be written now
         self.draining = False  # the process is about to end
         self.refusing: Callable[[], bool] = lambda: False  # whether calls are not answered now
         self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
         self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._crowd_until = -inf  # seconds of the monotonic clock
         self._telemetry_saved_at = self._pardons_read_at = self.clock()
         self._pardoned = 0  # number of the latest pardon that was handed in
         self._group = GroupCommit[asyncio.Future[None]](self._machine, self._telemetry_saved_at)
@@ -114,6 +122,15 @@ class EventLoop:
     def stopped(self) -> bool:
         """Whether `run` is to end."""
         return self._stop.is_set()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether many members wait to be served, so that whoever only looks on should wait; from any thread."""
+        return time.monotonic() < self._crowd_until
+
+    def crowd(self) -> None:
+        """Count many members as waiting from now on, for a while."""
+        self._crowd_until = time.monotonic() + CROWD_SECONDS
 
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
@@ -188,6 +205,8 @@ class EventLoop:
 
     async def _commit(self, commit: Commit[asyncio.Future[None]]) -> None:
         batch = commit.batch
+        if len(commit.waiters) >= CROWD:
+            self.crowd()
         points = crash_points(self.state, batch.state, commit.events) if faults.FAULTS else []
         _hit(points, "before-write")
         if batch.entries or batch.effects:
@@ -284,6 +303,12 @@ class EventLoop:
             self._changed = asyncio.Event()
             for changed in self.on_change:
                 changed()
+
+
+def _last_known(values: F64) -> float | None:
+    """The last one that is a number; None: none is."""
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else None
 
 
 def _hit(points: list[str], when: str) -> None:

@@ -15,11 +15,11 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -28,11 +28,13 @@ from atoll.comm.errors import ConfigError, Refused, ResourceError
 from atoll.comm.files import publish
 from atoll.comm.ids import NodeId
 from atoll.coordinator.history import record_codec
-from atoll.coordinator.history.record_codec import BadRecord
+from atoll.coordinator.history.record_codec import BadRecord, RecordView
+from atoll.coordinator.history.series import Row
 from atoll.coordinator.service.invites import ASK, InviteRecord
 from atoll.coordinator.state_machine.conduct import Consequence
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Event, Note
 
+T = TypeVar("T")
 EVENT_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 MAX_NOTES = 30_000
 APPLICATION_ID = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
@@ -209,9 +211,16 @@ class Journal:
         Read over a connection of its own, one record at a time: neither do writes wait for a slow reader, nor
         readers for a write. What is committed meanwhile is not seen.
         """
+        yield from self._read_rounds(record_codec.decode, since, limit)
+
+    def iter_series(self, since: int) -> Generator[Row, None, None]:
+        """The same of their figures alone, which takes a tenth of the time."""
+        yield from self._read_rounds(lambda body: RecordView(body).row, since, 0)
+
+    def _read_rounds(self, read: Callable[[bytes], T], since: int, limit: int) -> Generator[T, None, None]:
         for number, body in self.iter_encoded_rounds(since, limit):
             try:
-                yield record_codec.decode(body)
+                yield read(body)
             except BadRecord as error:  # it is as it was written: its digest says so
                 raise self._other_version(f"the record of round {number}", error) from None
 

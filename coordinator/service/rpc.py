@@ -169,7 +169,7 @@ class CoordinatorService:
             await self._abort(context, Code.UNAUTHENTICATED, self._ack(request.session).reason)
         self._prove(member.node, context)
         await self._limit(self._entrances, member.node, context, "streams of views and joins")
-        stream = self._views.open(member.node, member.life)
+        stream = self._views.open(member.node, member.life, request.roster)
         try:
             await self._take(ev.Connected(member.node, member.life), context)
             async for view in stream.views():

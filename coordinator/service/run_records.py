@@ -106,9 +106,9 @@ class RunRecords:
                 table = SeriesTable()
                 for rows in self.archive.series():
                     table.extend(rows)
-                table.extend(map(series_row, self._journal.iter_rounds(table.last)))
+                table.extend(self._journal.iter_series(table.last))
                 with self._turn:  # whoever adds a record waits for no more than those that came meanwhile
-                    table.extend(map(series_row, self._journal.iter_rounds(table.last)))
+                    table.extend(self._journal.iter_series(table.last))
                     self._series = table
             return self._series
 

@@ -14,8 +14,8 @@ from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.leases import Range
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
-from atoll.coordinator.service.admission_list import AdmissionList, admission_list, no_key
+from atoll.comm.proto.packed_plan import pack_plan, stray_members, unpack_plan
+from atoll.coordinator.service.roster import Roster, no_key, roster_of
 from atoll.coordinator.state_machine.conduct import identity, penalty
 from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.state import TRAINING, Phase, Replay, State, order
@@ -34,6 +34,8 @@ class CommonView:
     facts: bytes  # the head without its reason, which changes with every report
     train: bytes
     plan: bytes
+    plan_message: pb.Plan | None  # the same, as it was when its attempt opened
+    strays: frozenset[NodeId]  # of its members: who left or came back since
     fence: Fence | None  # the plan's
     plan_nodes: frozenset[NodeId]  # whom the plan is sent to
     donors: Donors
@@ -44,7 +46,8 @@ class CommonView:
     # state_0 is only where nobody can fetch it, as on leaves: everybody makes it, who cannot make the same fetches
     # it
     leaves_only: bool
-    admission: AdmissionList  # which members alone are told
+    roster: Roster  # which members alone are told
+    roster_key: tuple[int, int]  # what it follows from
 
 
 class NodeView(NamedTuple):
@@ -102,12 +105,21 @@ def common_view(
     head = facts + pb.View(reason=r.reason).SerializeToString()
     train = _train(state) if r.phase in TRAINING else b""
     fence = r.plan.fence if r.plan is not None else None
-    if before is not None and before.fence == fence:
-        plan = before.plan
-    else:
-        plan = _plan(state) if r.plan is not None else b""
     alive = (entry.node for entry in r.ledger.entries if not entry.gone)
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
+    roster_key = state.members.changes, state.expulsions
+    if before is not None and before.roster_key == roster_key:
+        roster = before.roster
+    else:
+        roster = roster_of(state, before.roster if before is not None else None, data_key)
+    if before is not None and before.fence == fence:
+        message, plan, strays = before.plan_message, before.plan, before.strays
+    else:
+        message, plan, strays = _plan(state) if r.plan is not None else None, b"", frozenset[NodeId]()
+    if message is not None and (before is None or roster is not before.roster or not plan):
+        strays |= stray_members(message, roster.members)  # for good: a roster may be shown later than it is one
+        if before is None or strays != before.strays or not plan:
+            plan = pb.View(packed_plan=pack_plan(message, strays)).SerializeToString()
     known = state.committed, state.members.changes, state.members.reports
     donors = before.donors if before is not None and before.donors_key == known else _donors(state)
     serve = before.serve if before is not None and before.donors_key == known else _served(state)
@@ -121,9 +133,9 @@ def common_view(
         donors = before.donors if before.donors == donors else donors
         serve = before.serve if before.serve == serve else serve
     apart = not state.committed and state.state_held and all(_is_out_of_reach(state, n) for n in state.holders)
-    admission = admission_list(state, before.admission if before is not None else None, data_key)
     return CommonView(
-        head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart, admission
+        *(head, facts, train, plan, message, strays, fence, planned, donors, serve, known, keepers, uploaders),
+        *(apart, roster, roster_key),
     )
 
 
@@ -167,7 +179,7 @@ def affected_nodes(before: State, after: State) -> set[NodeId] | None:
 def common_parts(common: CommonView) -> tuple[object, ...]:
     """The common parts whose change may change every node's view."""
     c = common
-    return c.head, c.train, c.plan, c.donors, c.serve, c.leaves_only, c.keepers, c.uploaders, c.admission
+    return c.head, c.train, c.plan, c.donors, c.serve, c.leaves_only, c.keepers, c.uploaders, c.roster
 
 
 def has_news(mine: NodeView, was: NodeView) -> bool:
@@ -265,8 +277,8 @@ def _asked_leaves(state: State, task: Replay) -> list[NodeId]:
     return leaves_of(state, bitmap(task.places, max(task.places) + 1)) if _asks(state, task) else []
 
 
-def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionList | None = None) -> bytes:
-    """A whole view, as the bytes of a `pb.View`; `known`: the list of members that its stream brought before."""
+def encode(common: CommonView, mine: NodeView, version: int, known: Roster | None = None) -> bytes:
+    """A whole view, as the bytes of a `pb.View`; `known`: the roster that its node has, or will have by then."""
     message = pb.View(
         version=version,
         you=mine.you,
@@ -301,7 +313,7 @@ def encode(common: CommonView, mine: NodeView, version: int, known: AdmissionLis
         _put_replay(message, mine.replay, mine.replay_plan)
     parts = [common.head, common.train if mine.lease else b"", common.plan if mine.planned else b""]
     if mine.member:
-        parts.append(common.admission.encode(known))
+        parts.append(common.roster.encode(known))
     return b"".join((*parts, message.SerializeToString()))
 
 
@@ -325,7 +337,7 @@ def view(state: State, node: NodeId, version: int = 0) -> pb.View:
     """A node's whole view of the state; for the simulation and tests."""
     common = common_view(state)
     found = pb.View.FromString(encode(common, node_view(state, common, node), version))
-    unpack_plan(found)
+    unpack_plan(found, common.roster.members)
     return found
 
 
@@ -343,8 +355,15 @@ def _serves(state: State, member: Member) -> bool:
 def _donors(state: State) -> Donors:
     here = state.members.here
     able = [n for n in state.holders if state.members.trusted(n) and not _is_out_of_reach(state, n)]
-    able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
+    able = able[: _few_sizes(len(able))]  # so that the list is new a few times, not with every holder
     return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able)
+
+
+def _few_sizes(count: int) -> int:
+    """The largest of 1, 2, 4, 8, 16, 128, 1024, ... up to `count`: a list of so many donors serves as well as one
+    that is some times longer, and each that is new is told to all who lack the state."""
+    bits = max(count.bit_length() - 1, 0)
+    return 1 << (bits if bits < 4 else 4 + (bits - 4) // 3 * 3) if count else 0
 
 
 def _served(state: State) -> Donors:
@@ -418,7 +437,7 @@ def _train(state: State) -> bytes:
     return pb.View(train=order_).SerializeToString()
 
 
-def _plan(state: State) -> bytes:
+def _plan(state: State) -> pb.Plan:
     r = state.round
     assert r.plan is not None
     fence = r.plan.fence
@@ -447,4 +466,4 @@ def _plan(state: State) -> bytes:
         plan.layered = bitmap(ledger.layered, len(ledger.owners))
         for row in ledger.relays:
             plan.relays.extend(row)
-    return pb.View(packed_plan=pack_plan(plan)).SerializeToString()
+    return plan

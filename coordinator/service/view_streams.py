@@ -6,6 +6,7 @@ What is shown to whom is `view_dispatch`'s; here are the waiting, the real clock
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.event_loop import EventLoop
@@ -18,9 +19,9 @@ VIEWS_PER_SLICE = 20  # views that are sent before calls that came in meanwhile 
 class StreamReader:
     """The reading side of one node's stream, which its call waits at."""
 
-    def __init__(self, dispatch: ViewDispatch, node: NodeId, life: int) -> None:
+    def __init__(self, dispatch: ViewDispatch, node: NodeId, life: int, roster: bytes) -> None:
         self._wake = asyncio.Event()
-        self.stream = dispatch.open(node, life, self._wake.set)
+        self.stream = dispatch.open(node, life, self._wake.set, roster)
 
     async def views(self) -> AsyncIterator[bytes]:
         """The node's views as they come, encoded, until the stream ends."""
@@ -42,11 +43,11 @@ class ViewStreams:
         self._loop, self._metrics = loop, metrics
         self._dispatch = ViewDispatch(loop.state, data_key)
         self._update_later: asyncio.TimerHandle | None = None  # for a reason that is held back
-        self._due = asyncio.Event()
+        self._due, self._noticed = asyncio.Event(), asyncio.Event()  # an update is due; the state changed
 
-    def open(self, node: NodeId, life: int) -> StreamReader:
-        """Open the node's stream; an earlier one of the node ends."""
-        reader = StreamReader(self._dispatch, node, life)
+    def open(self, node: NodeId, life: int, roster: bytes) -> StreamReader:
+        """Open the node's stream; an earlier one of the node ends. `roster`: digest of the one that it has."""
+        reader = StreamReader(self._dispatch, node, life, roster)
         self._metrics.streams.set(len(self._dispatch.streams))
         self.notify()
         return reader
@@ -64,6 +65,7 @@ class ViewStreams:
     def notify(self) -> None:
         """Have the views looked at again: the state changed, or a stream is new."""
         self._due.set()
+        self._noticed.set()
 
     async def wait_sent(self, within: float) -> None:
         """Wait until every node was sent its latest view, at most `within` seconds."""
@@ -85,15 +87,29 @@ class ViewStreams:
             began = time.monotonic()
             with self._metrics.dispatches.time():
                 sent = await self._update()
-            await asyncio.sleep(pause(time.monotonic() - began, sent))
+            await self._pause(time.monotonic() + pause(time.monotonic() - began, sent))
+
+    async def _pause(self, until: float) -> None:
+        """Wait until then, or until there is something urgent to show."""
+        while (left := until - time.monotonic()) > 0 and not self._dispatch.is_urgent(self._loop.state):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._noticed.wait()
+            self._noticed.clear()
 
     async def _update(self) -> int:
-        """Show every stream its view if that changed; how many did."""
+        """Show every stream its view if that changed; how many did. What becomes urgent meanwhile cuts it
+        short."""
         loop, sent = asyncio.get_running_loop(), 0
-        for _ in self._dispatch.update(self._loop.state, loop.time(), self._loop.draining):
-            sent += 1
-            if sent % VIEWS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+        with closing(self._dispatch.update(self._loop.state, loop.time(), self._loop.draining)) as shown:
+            for _ in shown:
+                sent += 1
+                if sent % VIEWS_PER_SLICE == 0:
+                    self._loop.crowd()
+                    await asyncio.sleep(0)
+                    if self._dispatch.is_urgent(self._loop.state):
+                        self.notify()
+                        break
         if self._update_later is None and (at := self._dispatch.update_at) is not None:
             self._update_later = loop.call_at(at, self._update_now)
         self._metrics.views.inc(sent)

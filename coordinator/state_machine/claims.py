@@ -16,7 +16,9 @@ Nobody is blamed: a node may have become faster. How much a claim may weigh is b
 """
 
 from collections.abc import Iterable, Mapping
+from heapq import nlargest
 from math import inf
+from typing import NamedTuple
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
@@ -29,14 +31,32 @@ PACE_MEMORY = 0.9  # of the pace that a node was once found to have, which count
 MAX_PACE_GROWTH = 2.0  # times what it or anybody was found to have: a first step that took no time proves nothing
 
 
+class TopPaces(NamedTuple):
+    """The highest pace in a round and the highest of all others, inner steps a second; 0: not measured."""
+
+    fastest: NodeId | None
+    first: float
+    second: float
+
+    @classmethod
+    def of(cls, here: Mapping[NodeId, Member], round_: RoundState) -> "TopPaces":
+        """Those of the round's participants that are here."""
+        paces = nlargest(2, ((here[n].pace, n) for n in round_.participants if n in here))
+        return cls(paces[0][1] if paces else None, *[pace for pace, _ in paces], *[0.0] * (2 - len(paces)))
+
+    def others(self, node: NodeId) -> float:
+        """The highest pace of all but this one."""
+        return self.second if node == self.fastest else self.first
+
+
 def with_timely_claims(state: State, now: float, out: list[Effect]) -> State:
     """The contributions that no attempt has yet, each bounded by the time that its node had."""
     ledger, entered = state.round.ledger, {e.node for e in state.round.ledger.entries}
-    bounded = dict[NodeId, Contribution]()
+    bounded, paces = dict[NodeId, Contribution](), TopPaces.of(state.members.here, state.round)
     for node, work in ledger.contributions.items():
         if node in entered or node not in state.members.here:
             continue
-        most = state.config.inner.batch_size * _possible_steps(state, node, now)
+        most = state.config.inner.batch_size * _possible_steps(state, node, paces, now)
         if work.claimed > most:
             bounded[node] = replace(work, untimely=work.claimed - max(int(most), 1))
             sentence = f"{state.name(node)} claims {work.claimed} samples, and had the time for {int(most)}"
@@ -47,20 +67,15 @@ def with_timely_claims(state: State, now: float, out: list[Effect]) -> State:
     return with_round(state, replace(state.round, ledger=ledger))
 
 
-def _possible_steps(state: State, node: NodeId, now: float) -> float:
+def _possible_steps(state: State, node: NodeId, paces: TopPaces, now: float) -> float:
     """Inner steps that the node may have taken since its work was last counted; infinite where nothing was
     measured: nobody has a pace yet, or the coordinator was away."""
     me = state.members.here[node]
-    pace = max(me.fastest, _others_pace(state.members.here, state.round, node))
+    pace = max(me.fastest, paces.others(node))
     if not pace or state.round.patient_until:
         return inf
     margin = max(MIN_PACE_MARGIN, state.config.rounds.ceiling)
     return max(state.most_steps, margin * pace * (now - me.counted_at))
-
-
-def _others_pace(here: Mapping[NodeId, Member], round_: RoundState, node: NodeId) -> float:
-    """The highest pace of the others, inner steps a second; 0: not measured."""
-    return max((here[n].pace for n in round_.participants if n in here and n != node), default=0.0)
 
 
 def with_counted_work(
@@ -68,12 +83,12 @@ def with_counted_work(
 ) -> list[Member]:
     """The members whose work the round counted: what they train on next they have not begun before it began for
     them, and their pace in it is one that they were found to have."""
-    there = [n for n in counted if n in here and n in round_.participants]
+    there, paces = [n for n in counted if n in here and n in round_.participants], TopPaces.of(here, round_)
     return [
         replace(
             here[n],
             counted_at=max(here[n].counted_at, round_.participants[n]),
-            fastest=_found_pace(here[n], _others_pace(here, round_, n)),
+            fastest=_found_pace(here[n], paces.others(n)),
         )
         for n in there
     ]

@@ -133,6 +133,8 @@ def rename(book: CreditBook, who: str, node: NodeId, name: str, owner: str) -> C
 
 
 def _named(account: NodeAccount, node: NodeId, name: str, owner: str) -> NodeAccount:
+    if (node, name, owner) == (account.node, account.name, account.owner):
+        return account
     former = account.former_names
     if name != account.name:
         former = (*(n for n in former if n not in (name, account.name)), account.name)[-MAX_FORMER_NAMES:]

@@ -29,7 +29,7 @@ class Leases:
 
 
 def size(lease: Lease) -> int:
-    return sum(count for _, count in lease)
+    return lease[0][1] if len(lease) == 1 else sum(count for _, count in lease)
 
 
 def front(lease: Lease) -> int:

@@ -27,7 +27,7 @@ from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 from atoll.comm.proto.join_proof import prove_join
-from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.proto.packed_plan import OtherRoster, unpack_plan
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
@@ -184,14 +184,21 @@ class ControlClient:
     async def _views(self) -> AsyncIterator[pb.View]:
         """The views of one stream; ends when it breaks."""
         self._freshness.open_stream()
-        self.roster.open_stream()
-        call = self._stream = self._stub.Watch(pb.WatchRequest(session=self.session), wait_for_ready=True)
+        asked = pb.WatchRequest(session=self.session, roster=self.roster.open_stream())
+        call = self._stream = self._stub.Watch(asked, wait_for_ready=True)
         try:
             async for view in call:
                 self._note_answer()
-                unpack_plan(view)
                 if self.roster.read(view) is None:
                     log.warning("the stream of views lacks a part of the members: it is opened again")
+                    return
+                try:
+                    unpack_plan(view, self.roster.members)
+                except OtherRoster as error:
+                    if self.roster.is_late(view):
+                        continue
+                    log.warning(f"{error}: all of them are asked for")
+                    self.roster.distrust()
                     return
                 yield view
         except grpc.aio.AioRpcError as error:

@@ -21,7 +21,6 @@ from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.node.control.reports import ReplayFinding, Reports, plan_of
 from atoll.node.outer.state import OuterState
 from atoll.node.state_machine.state import At, Idle, State
@@ -80,9 +79,7 @@ class Replays:
     async def _fetch(self, order: pb.Replay) -> None:
         node, round_ = NodeId(order.node_id), order.round
         try:
-            packed = pb.View(packed_plan=order.packed_plan)
-            unpack_plan(packed)
-            plan = plan_of(packed.plan)
+            plan = plan_of(order.plan)
             plan.validate()
             auditor = self._auditor(plan)
             asked = [AuditOrder(c.chunk, c.since, tuple(order.places), order.seconds) for c in order.chunks]

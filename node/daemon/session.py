@@ -256,7 +256,7 @@ class CoordinatorSession:
             logs.about(round=view.committed + 1)
             if roster.members is not members:
                 members = roster.members
-                self.plane.admit(members, RunKey(roster.number, roster.data_key))
+                self.plane.admit(roster.keys, RunKey(roster.number, roster.data_key))
             self.accountant.book.committed(view.committed, time.monotonic())
             if view.account and (told := self.accountant.answer(view.account, self.control.session)) is not None:
                 self.reports.account(view.account, told)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from fuzz.edge import play, script
+from google.protobuf.message import DecodeError
 
 from atoll.comm import invite
 from atoll.comm.allreduce import control_frames
@@ -43,12 +44,14 @@ from atoll.comm.peer_names import (
 )
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
+from atoll.comm.proto.packed_plan import OtherRoster, pack_plan, unpack_plan
+from atoll.comm.roster import RosterMember
 from atoll.comm.signatures import PrivateKey, sign, verify
 from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header, parse_address
 from atoll.coordinator.service import journaled_machine
+from atoll.coordinator.service.roster import Roster as CoordinatorRoster
 from atoll.coordinator.service.telemetry import Cut, Telemetry, Vitals
 from atoll.coordinator.state_machine.events import Heartbeat
 from atoll.coordinator.state_machine.state import State
@@ -58,6 +61,7 @@ from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.sealed_log import SealedLog
 from atoll.node.checkpoint.weights_file import Unusable, shard_names, tensors_of
 from atoll.node.control.reports import plan_of
+from atoll.node.control.roster import Roster
 from atoll.node.data.manifest import Manifest, Shard
 from atoll.node.data.tokenizer_files import TokenizerFiles
 from atoll.node.export.commit_records import read_file
@@ -66,6 +70,7 @@ from atoll.node.gateway.stream_header import BadHeader, Purpose, Service, Stream
 
 N = 130  # elements of a chunk
 A, B = NodeId("n1"), NodeId("n2")
+ROSTER = {n: RosterMember(address=f"{n}:1") for n in (A, B)}
 RUN_ID = b"r" * 16
 CHUNKS = Chunks(40, 10)
 LAYOUT = (("weight", (5, 8)),)
@@ -153,15 +158,26 @@ def resync(data: bytes) -> None:
 
 def packed_plan(data: bytes) -> None:
     view = pb.View(packed_plan=data)
-    unpack_plan(view)
+    unpack_plan(view, ROSTER)
     plan_of(view.plan).validate()
 
 
 def plan_examples() -> list[bytes]:
     plan = pb.Plan(round=1, attempt=1, length=1.0, owners=[0, 1, 0])
-    for name in ("n1", "n2"):
-        plan.members.add(node_id=name, address=f"{name}:1", weight=1.0, scale=1.0, norm=1.0)
+    for node, member in ROSTER.items():
+        plan.members.add(node_id=node, address=member.address, weight=1.0, scale=1.0, norm=1.0)
     return [pack_plan(plan)]
+
+
+def roster(data: bytes) -> None:
+    """What was taken in is what its digest says."""
+    found = Roster()
+    changed = found.read(pb.View.FromString(data))
+    assert bool(changed) == bool(found.digest) and (changed or not found.members)
+
+
+def roster_examples() -> list[bytes]:
+    return [CoordinatorRoster(ROSTER, 1, b"key").encode(None), CoordinatorRoster({}, 0, b"key").encode(None)]
 
 
 def header(data: bytes) -> None:
@@ -356,7 +372,8 @@ DECODERS: dict[str, Decoder] = {
     "bitmap": Decoder(places, (), lambda: [b"\x05\x01"]),
     "header": Decoder(header, (LinkBroken,), header_examples),
     "resync": Decoder(resync, (), lambda: [b"\x01\x3f\x00\x15", b"\x02"]),
-    "plan": Decoder(packed_plan, (Refused, InvalidPlan), plan_examples, memory=200 << 20),
+    "plan": Decoder(packed_plan, (Refused, InvalidPlan, OtherRoster), plan_examples, memory=200 << 20),
+    "roster": Decoder(roster, (DecodeError,), roster_examples),
     "address": Decoder(addressed, (ValueError,), lambda: [b"[::1]:4700", b"reef.example.org:4700"]),
     "invite": Decoder(invited, (ConfigError,), lambda: [b"atoll://token:" + b"a" * 52 + b"@10.0.0.1:4700/reef"]),
     "coordinator-record": Decoder(open_record, (BadRecord,), record_examples),

@@ -13,7 +13,7 @@ from sim.engine import Call
 from atoll.comm.ids import NodeId
 from atoll.comm.pause_reasons import PauseReason
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.proto.packed_plan import OtherRoster, unpack_plan
 from atoll.coordinator.service import validation
 from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
 from atoll.node.control.freshness import StreamFreshness
@@ -51,7 +51,7 @@ class Control:
 
     def admits(self, node: "Node") -> bool:
         """Whether it accepts connections of that process."""
-        return self.roster.members.get(node.me) == node.host.key
+        return self.roster.keys.get(node.me) == node.host.key
 
     # Join
 
@@ -103,9 +103,9 @@ class Control:
             return
         self.stream = next(self._numbers)
         self._freshness.open_stream()
-        self.roster.open_stream()
+        roster = self.roster.open_stream()
         if self._service.alive:
-            self._call(self._service.watch, self.stream, self._session)
+            self._call(self._service.watch, self.stream, self._session, roster)
         else:
             self.broke(self.stream)
 
@@ -113,10 +113,15 @@ class Control:
         if number != self.stream:
             return
         view = pb.View.FromString(encoded)
-        unpack_plan(view)
         if (changed := self.roster.read(view)) is None:
             self._hang_up()
             return self._watch_soon()
+        try:
+            unpack_plan(view, self.roster.members)
+        except OtherRoster:
+            if self.roster.is_late(view):
+                return
+            raise  # a view brings the members that its plan goes by
         if view.account and self._accounted != (self._session, view.account):
             self._accounted = self._session, view.account
             self.node.reports.account(view.account, pb.RoundAccount())

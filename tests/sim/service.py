@@ -283,13 +283,15 @@ class Service(Process):
         if self._joins:
             self._joins[0]()
 
-    def watch(self, client: "Control", number: int, session: str) -> None:
+    def watch(self, client: "Control", number: int, session: str, roster: bytes) -> None:
         """Open a stream of views; it takes the place of the node's earlier one."""
         member = self._sessions.member(session, self.state.members)
         if member is None:
             return self._answer(client, client.refused, number)
         stream = self.streams[member.node] = Stream(client, number, member.node, member.life)
-        stream.views = self.dispatch.open(member.node, member.life, partial(self.later, READ, self._read, stream))
+        stream.views = self.dispatch.open(
+            member.node, member.life, partial(self.later, READ, self._read, stream), roster
+        )
         self._changed()
         waiter = self.submit(ev.Connected(member.node, member.life), self._connected, stream)
         assert waiter is not None
@@ -308,7 +310,7 @@ class Service(Process):
         while (latest := stream.views.next()) is not None:
             self.sent[stream.node] = latest.version
             shown = self.state.incarnation, latest.version
-            self.world.truth.rosters.setdefault(shown, latest.common.admission.members)
+            self.world.truth.rosters.setdefault(shown, latest.common.roster.members)
             if not stream.deaf:
                 self._answer(stream.client, stream.client.saw, stream.number, latest.encode())
         if stream.views.ended:

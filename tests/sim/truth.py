@@ -4,8 +4,9 @@ import hashlib
 from dataclasses import dataclass, field
 
 from atoll.comm import digest as sums
-from atoll.comm.ids import NodeId, PublicKey
+from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
+from atoll.comm.roster import RosterMember
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.ledger import Entry
 
@@ -86,7 +87,7 @@ class Truth:
     slandered: dict[int, set[NodeId]] = field(default_factory=dict)  # who said so of others' deltas, by round
     lied: set[int] = field(default_factory=set)  # rounds in which a member lied about bytes
     sessions: dict[str, NodeId] = field(default_factory=dict)  # by secret
-    rosters: dict[tuple[int, int], dict[NodeId, PublicKey]] = field(
+    rosters: dict[tuple[int, int], dict[NodeId, RosterMember]] = field(
         default_factory=dict
     )  # by incarnation and view
     lives: set[Life] = field(default_factory=set)  # that joined

@@ -4,6 +4,7 @@ import random
 from dataclasses import fields, replace
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from atoll.coordinator.history.record_codec import (
     encode,
     plain,
 )
+from atoll.coordinator.history.series import series_row
 from atoll.coordinator.state_machine.events import Decision
 
 
@@ -44,6 +46,8 @@ def test_a_view_has_of_a_record_what_the_record_has(members: int) -> None:
         assert view.of_nodes(field) == {n: getattr(f, field) for n, f in record.figures.items()}
     with pytest.raises(KeyError):
         view.of_nodes("samples")
+    for changed in (record, replace(record, void=True, val_loss=None), replace(record, val_loss=2.5, seconds={})):
+        np.testing.assert_array_equal(RecordView(encode(changed)).row, series_row(changed))
 
 
 def test_every_field_comes_back() -> None:

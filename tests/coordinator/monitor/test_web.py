@@ -12,7 +12,7 @@ from control_nodes import coordinator
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from atoll.coordinator.monitor import replay, web
+from atoll.coordinator.monitor import replay, run_answers, web
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.page_file import page_file
 
@@ -75,6 +75,25 @@ def test_the_page_is_one_small_answer_that_is_fetched_once_and_runs_nothing_else
             policy = whole.headers["content-security-policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
             assert b"innerHTML" not in whole.body.split(b"</script>")[1]
+
+    asyncio.run(story())
+
+
+def test_an_answer_waits_while_members_do_but_not_for_ever(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        with replay.opened(str(state_dir)) as past:
+            looks = [True] * 3
+            monkeypatch.setattr(past, "crowded", lambda: bool(looks and looks.pop()))
+            site = web.web(past)
+            for path in ("/api/run", "/api/rounds?limit=3"):
+                looks[:] = [True] * 3
+                assert (await ask(site, path)).status == 200 and not looks
+            monkeypatch.setattr(past, "crowded", lambda: True)
+            for place in (web, run_answers):
+                monkeypatch.setattr(place, "MAX_CALM_WAIT", 0.05)
+            assert len((await ask(site, "/api/rounds?limit=3")).json) == 3
 
     asyncio.run(story())
 

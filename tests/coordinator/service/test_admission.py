@@ -1,18 +1,20 @@
 """Whose connections the members accept: told to members, and changed with the run's key when one is expelled."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from control_nodes import Code, coordinator, refused
 from scenario import Run
 
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.view_dispatch import LIST_INTERVAL_PER_VIEW, MANY_STREAMS, ViewDispatch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
-from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.state import AttemptState, State
 from atoll.coordinator.state_machine.step import step
 
 ADA, BO, EVE = NodeId("n1"), NodeId("n2"), NodeId("n3")
@@ -42,16 +44,16 @@ def watched(state: State, *nodes: NodeId) -> ViewDispatch:
 def test_an_expulsion_changes_the_key_which_all_but_the_expelled_one_are_told() -> None:
     before = joined("ada", "bo", "eve")
     dispatch = watched(before, ADA, BO, EVE)
-    first = {node: shown(dispatch, node).admission for node in (ADA, BO, EVE)}
+    first = {node: shown(dispatch, node).roster for node in (ADA, BO, EVE)}
     assert {a.data_key for a in first.values()} == {KEYS.key(0)}
     assert [m.node_id for m in first[ADA].members] == [ADA, BO, EVE]
     state = charge(before, EVE, Evidence(1, Offence.FORGED_SEAL, "it sealed another mean"), [])
     list(dispatch.update(state, 101.0))
     for node in (ADA, BO):
-        told = shown(dispatch, node).admission
+        told = shown(dispatch, node).roster
         assert (told.data_key, told.data_key_number, list(told.gone)) == (KEYS.key(1), 1, [EVE])
     last = shown(dispatch, EVE)
-    assert last.you == "evicted" and not last.HasField("admission") and KEYS.key(1) not in last.SerializeToString()
+    assert last.you == "evicted" and not last.HasField("roster") and KEYS.key(1) not in last.SerializeToString()
 
 
 def test_who_is_silent_or_says_good_bye_takes_no_key_with_it() -> None:
@@ -73,10 +75,16 @@ def test_of_many_members_the_list_is_told_now_and_then_but_an_expulsion_at_once(
     due = 100.0 + LIST_INTERVAL_PER_VIEW * (MANY_STREAMS + 1)
     assert dispatch.update_at == due
     assert len(list(dispatch.update(more, due))) == MANY_STREAMS + 1
-    assert [m.node_id for m in shown(dispatch, ADA).admission.members] == ["n900"]
+    assert [m.node_id for m in shown(dispatch, ADA).roster.members] == ["n900"]
+    late, _ = step(more, ev.Joined(NodeId("n901"), 1, "later", "later:1", "t"), 100.0)
+    fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
+    planned = replace(late, round=replace(late.round, plan=AttemptState(fence, 0.0, 0.0)))
+    assert not list(dispatch.update(late, due + 0.001))
+    assert len(list(dispatch.update(planned, due + 0.002))) == MANY_STREAMS + 1, "a plan may name whom it has not"
+    assert [m.node_id for m in shown(dispatch, ADA).roster.members] == ["n901"]
     out = charge(more, EVE, Evidence(1, Offence.FORGED_SEAL, "it sealed another mean"), [])
     list(dispatch.update(out, due + 0.001))
-    assert shown(dispatch, ADA).admission.data_key_number == 1
+    assert shown(dispatch, ADA).roster.data_key_number == 1
 
 
 def test_the_keys_are_those_of_rfc_5869_and_each_is_another() -> None:

@@ -11,6 +11,7 @@ import pytest
 from control_nodes import SOON, Code, Node, coordinator, digest, get, healthy, refused, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.rate_limits import RateLimit
 from atoll.coordinator.monitor.http import snapshot
@@ -219,5 +220,41 @@ def test_notes_goodput_and_vitals_survive_a_restart(tmp_path: Path) -> None:
             again.key = ada.key
             await again.join(ada.session)
             assert again.node == ada.node
+
+    asyncio.run(story())
+
+
+def test_after_a_restart_the_roster_that_a_node_has_is_not_told_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, bo = c.node(), c.node()
+            await ada.join()
+            await bo.join()
+            ada.watch()
+            first = await ada.sees(lambda v: v.roster.members)
+            assert [m.node_id for m in first.roster.members] == [ada.node, bo.node]
+            members, digest_ = ada.roster.members, ada.roster.digest
+            assert {m.address for m in members.values()} == {m.address for m in first.roster.members}
+        async with coordinator(tmp_path) as c:
+            back = c.node()
+            back.session, back.roster = ada.session, ada.roster
+            back.watch()
+            seen = await back.sees(lambda v: v.incarnation == 2)
+            assert seen.roster.digest == digest_ and not seen.roster.members and not seen.roster.data_key
+            assert back.roster.members == members
+
+    asyncio.run(story())
+
+
+def test_many_who_wait_for_one_write_are_a_crowd_for_a_while(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            loop = c.event_loop
+            await loop.submit(ev.Disconnected(NodeId("n9"), 1))
+            assert not loop.crowded
+            many = (loop.submit(ev.Disconnected(NodeId("n9"), 1)) for _ in range(2 * event_loop.CROWD))
+            await asyncio.gather(*many)
+            assert loop.crowded
+            await until(lambda: not loop.crowded)
 
     asyncio.run(story())

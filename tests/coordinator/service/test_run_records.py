@@ -12,9 +12,9 @@ from long_runs import long_record
 from atoll.comm.errors import ResourceError
 from atoll.coordinator.history.record_store import FACTS, LocalStore
 from atoll.coordinator.history.segment import ROUNDS
+from atoll.coordinator.history.series import Row
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT, RecordOptions, RunRecords
-from atoll.coordinator.state_machine.events import CommitRecord
 
 LAST = 2 * ROUNDS + ROWS_KEPT + 20
 ALL = [long_record(k, 2) for k in range(1, LAST + 1)]
@@ -142,10 +142,10 @@ def test_who_adds_a_record_does_not_wait_for_those_who_read_all_of_them(
     journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, newest = RunRecords(journal, tmp_path, "reef"), long_record(LAST + 1, 2)
-    read = journal.iter_rounds
+    read = journal.iter_series
     calls = list[int]()
 
-    def slow(since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]:
+    def slow(since: int) -> Generator[Row, None, None]:
         """While the first rows are read, a round is committed, and told by another thread."""
         calls.append(since)
         if len(calls) == 1:
@@ -154,7 +154,7 @@ def test_who_adds_a_record_does_not_wait_for_those_who_read_all_of_them(
             adding.start()
             adding.join(10)
             assert not adding.is_alive()
-        return read(since, limit)
+        return read(since)
 
-    monkeypatch.setattr(journal, "iter_rounds", slow)
+    monkeypatch.setattr(journal, "iter_series", slow)
     assert records.series().last == LAST + 1 and len(records.series()) == LAST + 1 and len(calls) == 2

@@ -20,6 +20,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.roster import RosterMember, roster_digest
 from atoll.coordinator.service.view import MAX_DONORS, MAX_UPLOADERS, common_view, encode, node_view
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
@@ -142,11 +143,8 @@ def plain_train(state: State, node: NodeId) -> pb.Train | None:
     )
 
 
-def plain_view(
-    state: State, node: NodeId, version: int, draining: bool, plan: pb.Plan | None, shown: int
-) -> pb.View:
-    """The whole view of one node; `plan` is that of the attempt in force, as it was when it opened, `shown` the
-    version of the list of members."""
+def plain_view(state: State, node: NodeId, version: int, draining: bool, plan: pb.Plan | None) -> pb.View:
+    """The whole view of one node; `plan` is that of the attempt in force, as it was when it opened."""
     r, here = state.round, state.members.here
     view = pb.View(
         version=version, incarnation=state.incarnation, epoch=state.epoch, phase=r.phase, reason=r.reason
@@ -193,8 +191,10 @@ def plain_view(
         view.counted, view.lacking = state.last_counted[node]
     if node in r.wrong and len(r.ledger.sealed) == len(r.ledger.owners) > 0:
         view.ledger = b"".join(r.ledger.sealed[c].digest for c in range(len(r.ledger.owners)))
-    view.admission.version, view.admission.data_key_number = shown, state.expulsions
-    view.admission.members.extend(pb.MemberKey(node_id=n, key=m.key) for n, m in here.items())
+    known = {n: RosterMember(m.key, m.address, m.pin, m.leaf) for n, m in here.items()}
+    view.roster.digest, view.roster.data_key_number = roster_digest(known, b"", state.expulsions), state.expulsions
+    for n, m in here.items():
+        view.roster.members.add(node_id=n, key=m.key, address=m.address, pin=m.pin, leaf=m.leaf)
     return view
 
 
@@ -313,8 +313,8 @@ def test_a_view_decodes_to_the_plain_encoding_of_the_state(story: str) -> None:
             common = common_view(state, common, draining)
             for node in (*state.members.here, *state.members.departed, NodeId("n99")):
                 view = pb.View.FromString(encode(common, node_view(state, common, node), version))
-                unpack_plan(view)
-                assert view == plain_view(state, node, version, draining, plan, common.admission.version)
+                unpack_plan(view, common.roster.members)
+                assert view == plain_view(state, node, version, draining, plan)
                 seen.update(field.name for message in (view, view.plan) for field, _ in message.ListFields())
 
     check()

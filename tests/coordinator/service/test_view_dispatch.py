@@ -1,5 +1,6 @@
 """When a stream of views is woken, and when it ends; what the simulation does not show."""
 
+from contextlib import closing
 from dataclasses import replace
 
 from scenario import Run
@@ -84,6 +85,47 @@ def test_a_reason_that_is_what_is_shown_again_before_it_was_due_is_held_back_no_
     assert not list(dispatch.update(one, 101.0)) and dispatch.update_at is None
     assert not list(dispatch.update(two, 101.5)) and dispatch.update_at == 100.0 + REASON_INTERVAL
     assert list(dispatch.update(two, 102.0)) == [stream]
+
+
+def test_what_members_wait_for_is_urgent_and_who_was_not_reached_before_it_is_reached_by_the_next_update() -> None:
+    state, reducing = played("begin a b c"), played("reducing a b c")
+    dispatch = ViewDispatch(state)
+    streams = [dispatch.open(NodeId(f"n{i}"), 1, lambda: None) for i in (1, 2, 3)]
+    list(dispatch.update(state, 0.0))
+    other = for_another_reason(state, "one is ready")
+    assert not dispatch.is_urgent(other)
+    with closing(dispatch.update(other, 100.0)) as shown:
+        assert next(shown) is streams[0]
+        assert dispatch.is_urgent(reducing)
+    assert list(dispatch.update(other, 100.0)) == streams[1:], "the first has it"
+    with closing(dispatch.update(reducing, 100.0)) as shown:
+        first = next(shown)
+        assert not dispatch.is_urgent(reducing)
+    assert {first, *dispatch.update(reducing, 100.1)} == set(streams)
+    views = [view for stream in streams if (view := stream.next()) is not None]
+    assert [pb.View.FromString(view.encode()).phase for view in views] == ["reducing"] * 3
+
+
+def test_who_is_last_to_have_a_plan_is_first_to_have_the_next_order() -> None:
+    state, reducing = played("begin a b c"), played("reducing a b c")
+    dispatch = ViewDispatch(state)
+    streams = [dispatch.open(NodeId(f"n{i}"), 1, lambda: None) for i in (1, 2, 3)]
+    assert list(dispatch.update(state, 0.0)) == streams
+    assert list(dispatch.update(reducing, 1.0)) == streams[::-1]
+
+
+def test_a_stream_of_a_node_that_has_the_roster_does_not_bring_it_again() -> None:
+    state = played("join a b")
+    dispatch = ViewDispatch(state, lambda number: b"key")
+    first = dispatch.open(ADA, 1, lambda: None)
+    list(dispatch.update(state, 0.0))
+    told = [pb.View.FromString(view.encode()).roster for view in iter(first.next, None)][-1]
+    assert [m.node_id for m in told.members] == ["n1", "n2"] and told.data_key
+    for roster, members in ((told.digest, 0), (b"another", 2)):
+        again = dispatch.open(ADA, 1, lambda: None, roster)
+        list(dispatch.update(state, 0.0))
+        said = [pb.View.FromString(view.encode()).roster for view in iter(again.next, None)][-1]
+        assert said.digest == told.digest and len(said.members) == members and bool(said.data_key) is bool(members)
 
 
 def test_streams_are_woken_in_the_order_in_which_their_nodes_joined() -> None:

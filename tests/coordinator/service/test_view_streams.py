@@ -23,7 +23,7 @@ ADA = NodeId("n1")
 
 def test_a_slow_reader_gets_the_latest_view_and_none_of_those_in_between() -> None:
     async def story() -> list[int]:
-        common, reader = view.common_view(State(CONFIG)), StreamReader(ViewDispatch(State(CONFIG)), ADA, 1)
+        common, reader = view.common_view(State(CONFIG)), StreamReader(ViewDispatch(State(CONFIG)), ADA, 1, b"")
         mine = view.node_view(State(CONFIG), common, ADA)
         views, stream = reader.views(), reader.stream
         versions = []

@@ -10,14 +10,19 @@ import grpc
 import pytest
 
 from atoll.comm.errors import Refused
+from atoll.comm.ids import NodeId
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.proto.packed_plan import pack_plan
+from atoll.comm.roster import RosterMember
+from atoll.coordinator.service.roster import Roster as Told
 from atoll.node.control import client as control_client
 from atoll.node.control import freshness
 from atoll.node.control.client import ControlClient, NodeIdentity
 from atoll.node.control.outbox import SessionLost
 
+ADA = NodeId("n1")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -26,6 +31,8 @@ class Coordinator(rpc.CoordinatorServicer):
 
     def __init__(self) -> None:
         self.lives = self.streams = 0
+        self.rosters: list[bytes] = []  # the digest that each stream was opened by
+        self.views: list[pb.View] = []  # of the next streams; where there are none, empty ones
         self.reports: list[pb.ReportRequest] = []
         self.failures: list[grpc.StatusCode] = []  # of the next reports of states
         self.answering = asyncio.Event()  # reports of states
@@ -38,7 +45,10 @@ class Coordinator(rpc.CoordinatorServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.View]:
         self.streams += 1
-        yield pb.View(incarnation=1, version=self.streams)
+        self.rosters.append(request.roster)
+        view = self.views.pop(0) if self.views else pb.View()
+        view.incarnation, view.version = 1, self.streams
+        yield view
         await asyncio.Event().wait()  # and says no more
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
@@ -187,6 +197,25 @@ def test_a_stream_that_fell_behind_is_opened_again(monkeypatch: pytest.MonkeyPat
                 await client.heartbeat(pb.HeartbeatRequest())
             assert seen == [1, 2] and coordinator.streams == 2
             watching.cancel()
+
+    run(body())
+
+
+def test_a_plan_that_goes_by_other_members_is_not_shown_and_all_of_the_roster_is_asked_for() -> None:
+    async def body() -> None:
+        async with joined() as (coordinator, client):
+            here, there = (Told({ADA: RosterMember(address=f"{host}:7")}, 0, b"key") for host in "ab")
+            plan = pb.Plan(round=3, members=[pb.PlanMember(node_id=ADA, address="b:7")])
+            first = pb.View.FromString(here.encode(None))
+            stale, whole = (pb.View.FromString(told.encode(None)) for told in (here, there))
+            stale.packed_plan = whole.packed_plan = pack_plan(plan)
+            coordinator.views = [first, stale, whole]
+            views = client.watch()
+            assert not (await anext(views)).HasField("plan")
+            client._reopen_stream()
+            seen = await anext(views)
+            assert seen.plan == plan and client.roster.members == there.members
+            assert coordinator.rosters == [b"", here.digest, b""]
 
     run(body())
 

@@ -36,7 +36,7 @@ def streams_show_the_state(service: "Service", state: State) -> None:
         hold(common.facts == fresh.facts, f"{node} is shown other facts than the state's")
         hold(not due.lease or common.train == fresh.train, f"{node} is shown another order than the state's")
         hold(not due.planned or common.fence == fresh.fence, f"{node} is shown {common.fence}, not {fresh.fence}")
-        hold(common.admission.members == fresh.admission.members, f"{node} is shown other members than there are")
+        hold(common.roster.members == fresh.roster.members, f"{node} is shown other members than there are")
         late = late or common.head != fresh.head
     service.late_since = min(service.late_since, service.now) if late else inf
 

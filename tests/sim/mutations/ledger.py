@@ -135,8 +135,8 @@ MUTATIONS = [
     Mutation(
         "a weight of quality is not bounded",
         "outer_opt/weights.py",
-        "[min(w, QUALITY_BOUND * median(there)) for w in raw]",
-        "raw",
+        "    most = QUALITY_BOUND * median(there)",
+        "    most = max(there)",
         "tests/outer_opt/test_merge.py",
     ),
     Mutation(
