@@ -50,9 +50,12 @@ HEARTBEATS_PER_SECOND = 350  # but not more than so many of all members together
 RESOLVE_TIMEOUT = 10.0  # seconds that the name in a node's address may take
 CALL_TIMEOUT = 30.0  # seconds that a call may wait for the journal
 HEARTBEAT_LIMIT = RateLimit(20, 40)  # of one node
-REPORT_LIMIT = RateLimit(200, 1000)  # of one node
+REPORT_LIMIT = RateLimit(50, 1000)  # of one node: at once it may have lost each of a thousand peers
 ENTRANCE_LIMIT = RateLimit(1, 20)  # of one node: streams of views and joins under its session; joins by its key
 STRANGER_LIMIT = RateLimit(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
+# Seconds that a member waits for the refusal of a call too many. Its connections have few calls at a time: so who
+# does not wait by itself can make only so many, each of which costs about as much as one that is taken.
+REFUSAL_PAUSE = 1.0
 Code = grpc.StatusCode
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -168,7 +171,7 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             await self._abort(context, Code.UNAUTHENTICATED, self._ack(request.session).reason)
         self._prove(member.node, context)
-        await self._limit(self._entrances, member.node, context, "streams of views and joins")
+        await self._limit(self._entrances, member.node, context, "streams of views and joins", REFUSAL_PAUSE)
         stream = self._views.open(member.node, member.life, request.roster)
         try:
             await self._take(ev.Connected(member.node, member.life), context)
@@ -185,7 +188,7 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._ack(request.session)
         self._prove(member.node, context)
-        await self._limit(self._heartbeats, member.node, context, "heartbeats")
+        await self._limit(self._heartbeats, member.node, context, "heartbeats", REFUSAL_PAUSE)
         beat = validation.heartbeat(member.node, member.life, request)
         self._event_loop.telemetry.record_heartbeat(
             beat, validation.vitals(request), validation.unanswered(request), self._event_loop.clock()
@@ -209,12 +212,12 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._ack(request.session)
         self._prove(member.node, context)
-        await self._limit(self._reports, member.node, context, "reports")
+        await self._limit(self._reports, member.node, context, "reports", REFUSAL_PAUSE)
         if request.fence.incarnation > self._event_loop.state.incarnation:
             sentence = "this coordinator was put back to an earlier state than you have heard of: join again"
             await self._deny(context, RefusedForNow(sentence))
         if not self._report_bytes.take(member.node, request, self._clock()):
-            await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES)
+            await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES, REFUSAL_PAUSE)
         try:
             check_entries(request, self._event_loop.state)
             event = validation.event(member.node, member.life, request)
@@ -391,15 +394,19 @@ class CoordinatorService:
         """Tell the door whose connection the call came over."""
         self._door.prove(self._door.origin(context.peer()), node)
 
-    async def _limit(self, buckets: TokenBuckets, caller: str, context: Context, what: str) -> None:
+    async def _limit(
+        self, buckets: TokenBuckets, caller: str, context: Context, what: str, pause: float = 0.0
+    ) -> None:
+        """Let a call pass unless there were too many from its caller, who is told so after `pause` seconds."""
         if not buckets.take(caller, self._clock()):
-            await self._too_many(context, f"{what} from {caller}", buckets.rate)
+            await self._too_many(context, f"{what} from {caller}", buckets.rate, pause)
 
     async def refuse(self, context: Context, code: Code, sentence: str) -> NoReturn:
         """End a call with a sentence, and count it."""
         await self._abort(context, code, sentence)
 
-    async def _too_many(self, context: Context, what: str, rate: RateLimit) -> NoReturn:
+    async def _too_many(self, context: Context, what: str, rate: RateLimit, pause: float = 0.0) -> NoReturn:
+        await asyncio.sleep(pause)
         sentence = f"more {what} than {rate.per_second:g} a second and {rate.burst} at once: wait, then try again"
         await self._abort(context, Code.RESOURCE_EXHAUSTED, sentence)
 

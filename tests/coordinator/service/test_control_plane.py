@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def test_who_calls_too_often_is_told_to_wait(tmp_path: Path, monkeypatch: pytest
     async def story() -> None:
         monkeypatch.setattr(rpc, "HEARTBEAT_LIMIT", RateLimit(1e-3, 5))
         monkeypatch.setattr(rpc, "STRANGER_LIMIT", RateLimit(1e-3, 3))
+        monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 0.0)
         async with coordinator(tmp_path) as c:
             ada, bo = c.node(), c.node()
             await ada.join()
@@ -89,6 +91,30 @@ def test_who_calls_too_often_is_told_to_wait(tmp_path: Path, monkeypatch: pytest
             for call in (stranger.join(), stranger.heartbeat()):
                 assert "127.0.0.1" in await refused(call, Code.RESOURCE_EXHAUSTED)
             assert (await bo.heartbeat()).known
+
+    asyncio.run(story())
+
+
+def test_who_does_not_wait_between_calls_can_make_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(rpc, "REPORT_LIMIT", RateLimit(1e-3, 1))
+        monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 3600.0)
+        async with coordinator(tmp_path) as c:
+            bo = c.node()
+            await bo.join()
+            async with grpc.aio.insecure_channel(c.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                ada = Node(channel, c.token)
+                await ada.join()
+                report = partial(ada.report, pb.Fence(round=1), steps_reached=pb.StepsReached())
+                flood = [asyncio.ensure_future(report()) for _ in range(99)]
+                done, _ = await asyncio.wait(flood, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
+                assert len(done) == 1 and done.pop().result().known
+                for _ in range(9):
+                    assert (await bo.heartbeat()).known
+                assert sum(call.done() for call in flood) == 1
+                for call in flood:
+                    call.cancel()
+                await asyncio.gather(*flood, return_exceptions=True)
 
     asyncio.run(story())
 
