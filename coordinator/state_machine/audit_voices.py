@@ -1,8 +1,8 @@
 """What an auditor's report comes to: how much of it others can see to be true. Pure.
 
 `audit` calls it for every report that does not simply say that a chunk is well, and once more for the verdict. It
-goes by the audit as it was opened, and by the salt of the round, which stays: a report comes to the same whenever it
-arrives, and whoever has gone by then, so that no auditor answers for what others did meanwhile.
+goes by the audit as it was opened, and by the salt of the round, which stays: a report comes to the same whenever
+it arrives, and whoever has gone by then, so that no auditor answers for what others did meanwhile.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,9 @@ def voice_of(audit: Audit, salt: bytes, event: AuditReported) -> Voice:
     inputs = places(audit.inputs)
     if (flaw := _flaw(audit, salt, first, inputs)) or first.mean != audit.digest:
         fact = flaw or f"it is for {first.mean.hex()}, and {audit.digest.hex()} was sealed"
-        return Voice(VoiceKind.UNSOUND, audit.parties.owner, (("receipt", event.receipts[0].hex()), ("flaw", fact)))
+        return Voice(
+            VoiceKind.UNSOUND, audit.parties.owner, (("receipt", event.receipts[0].hex()), ("flaw", fact))
+        )
     for record_, receipt, data in zip(_sums(first), receipts[1:], event.receipts[1:], strict=False):
         relay = record_.place
         if receipt is None or not _signed(audit, salt, receipt, relay):
