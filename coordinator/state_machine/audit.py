@@ -46,7 +46,6 @@ from atoll.coordinator.state_machine.audit_voices import (
 )
 from atoll.coordinator.state_machine.conduct import charge, identity, may_own, strike_part
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
-from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS
 from atoll.coordinator.state_machine.state import (
     Audit,
     Phase,
@@ -295,12 +294,12 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
 # The clock, and the verdict
 
 
-def give_time_anew(state: State, now: float) -> State:
-    """Let those who have not answered have their time from `now` on: nobody could tell the coordinator
-    anything."""
+def give_time_anew(state: State, now: float, besides: float = REPORT_SECONDS) -> State:
+    """Let those who have not answered have their time from `now` on, and some seconds `besides`: nobody could tell
+    the coordinator anything, or no attempt was in force, without which no view names an audit."""
     audits = dict[int, Audit]()
     for c, audit in state.round.audits.items():
-        until = now + audit.seconds + RECONNECT_GRACE_SECONDS
+        until = now + audit.seconds + besides
         anew = {n: until for n in audit.named if n not in audit.voices}
         audits[c] = replace(audit, named=audit.named | anew)
     return with_round(state, replace(state.round, audits=audits)) if audits else state

@@ -153,7 +153,7 @@ class RoundState:
     reached_at: float | None = None  # seconds; when they became a quorum
     grace: Grace | None = None  # since then
     closed_at: float | None = None  # seconds; when the members were told to finish
-    asked_at: float = 0.0  # seconds; the same, or later where not all could hear it then
+    asked_at: float = 0.0  # seconds; the same, or later: an attempt failed, or not all could hear it then
     planned_at: float | None = None  # seconds; when the first attempt was
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
     patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away

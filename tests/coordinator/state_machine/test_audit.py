@@ -491,14 +491,15 @@ def test_who_is_named_in_the_place_of_a_mute_auditor_has_more_time() -> None:
 Reports = dict[int, list[ev.AuditReported]]
 
 
-def between_two_attempts(world: AuditWorld) -> Reports:
-    """Have every chunk sealed, and the attempt fail; returns what auditors found, by chunk: it is on its way."""
+def between_two_attempts(world: AuditWorld, pause: float = 1.0) -> Reports:
+    """Have every chunk sealed, and the attempt fail, which the next one follows after so many seconds; returns what
+    auditors found, by chunk: it is on its way."""
     sealed_by_all(world)
     audits = world.state.round.audits.items()
     assert len(audits) == world.chunks
     found = {c: [world.finding(node, audit) for node in audit.named] for c, audit in audits}
     failed = fail_attempt(world.state, "a test says so", world.now)
-    world.state = replace(failed, round=replace(failed.round, paused_until=world.now + 1.0))
+    world.state = replace(failed, round=replace(failed.round, paused_until=world.now + pause))
     return found
 
 
@@ -521,6 +522,15 @@ def test_what_an_honest_auditor_says_is_not_false_as_somebody_left_before_it_cam
         world.state = left
         world.feed(report)
     assert world.charged().keys() <= {N3}
+
+
+@pytest.mark.parametrize("lies", [{}, liar(3, "mute")])
+def test_an_auditor_has_its_time_anew_after_a_pause_in_which_its_view_named_no_audit(lies: Lies) -> None:
+    world = AuditWorld(b"nonce", lies, audit="1000")
+    between_two_attempts(world, pause=60.0)
+    assert not any(told.audits for told in views(world).values())
+    world.run()
+    assert world.now > 60.0 and world.charged().keys() == lies.keys() and world.state.pending is not None
 
 
 def test_an_auditor_that_says_nothing_of_one_that_is_gone_is_charged_all_the_same() -> None:

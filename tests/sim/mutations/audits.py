@@ -19,6 +19,13 @@ MUTATIONS = [
         AUDIT,
     ),
     Mutation(
+        "the time of an audit goes on where no attempt is in force",
+        C + "state_machine/reduce.py",
+        "        state = audit.give_time_anew(state, now)\n",
+        "        pass\n",
+        AUDIT,
+    ),
+    Mutation(
         "an auditor may call anybody silent",
         VOICES,
         "known = all(place in audit.parties.keys for place in event.silent)",
