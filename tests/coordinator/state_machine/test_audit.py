@@ -492,7 +492,7 @@ Reports = dict[int, list[ev.AuditReported]]
 
 
 def between_two_attempts(world: AuditWorld, pause: float = 1.0) -> Reports:
-    """Have every chunk sealed, and the attempt fail, which the next one follows after so many seconds; returns what
+    """Have every chunk sealed, and the attempt fail; the next one follows after so many seconds. Returns what
     auditors found, by chunk: it is on its way."""
     sealed_by_all(world)
     audits = world.state.round.audits.items()
