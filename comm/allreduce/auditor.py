@@ -179,6 +179,8 @@ class _ChunkAudit:
     async def _region_mean(self, record: InputRecord) -> U8 | None:
         """A region's mean, recomputed from what its members contributed; None: they have none, as one of them is
         nothing that can be merged, and its relay should have refused it."""
+        if not self._plan.relays_for(self._order.chunk, record.place):
+            raise _Unsound
         receipt = await self._receipt(record.place, record.inputs)
         self._check_places(receipt, record.inputs)
         if receipt.mean != record.digest or any(r.inputs for r in receipt.records):

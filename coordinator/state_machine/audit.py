@@ -46,7 +46,6 @@ from atoll.coordinator.state_machine.audit_voices import (
 )
 from atoll.coordinator.state_machine.conduct import charge, identity, may_own, strike_part
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
-from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS
 from atoll.coordinator.state_machine.state import (
     Audit,
     Phase,
@@ -173,7 +172,9 @@ def _open(state: State, c: int, auditors: int, now: float) -> State:
     ledger, audit = state.round.ledger, state.round.audits.get(c)
     if audit is None:
         seal, seconds = ledger.sealed[c], _seconds(state, c, now)
-        audit = Audit(c, ledger.since[c], seal.by, seal.digest, seal.inputs, seconds, auditors)
+        shown_by = parties(state, c, seal.inputs)
+        assert shown_by is not None  # else it cannot be audited
+        audit = Audit(c, ledger.since[c], seal.by, seal.digest, seal.inputs, shown_by, seconds, auditors)
     return _put(state, _name(state, replace(audit, wanted=auditors), auditors, now))
 
 
@@ -271,7 +272,7 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
         return state
     if event.digest == audit.digest:
         return _put(state, replace(audit, voices=audit.voices | {event.node: event}))
-    voice = voice_of(state, audit, event)
+    voice = voice_of(audit, r.salt, event)
     if voice.kind is VoiceKind.FALSE:
         sentence = f"its audit of chunk {audit.chunk} has nothing that shows what it says"
         named = {n: until for n, until in audit.named.items() if n != event.node}
@@ -284,7 +285,7 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
     if voice.kind is VoiceKind.UNSOUND:
         sentence = f"its receipt for chunk {audit.chunk} does not hold"
         return _convict(state, audit, voice.place, sentence, voice.facts, event.node, now, out)
-    if (twice := two_receipts(state, audit)) is not None:
+    if (twice := two_receipts(audit, r.salt)) is not None:
         sentence = f"it signed two receipts for chunk {audit.chunk}"
         return _convict(state, audit, -1, sentence, twice, event.node, now, out)
     return state
@@ -293,12 +294,12 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
 # The clock, and the verdict
 
 
-def give_time_anew(state: State, now: float) -> State:
-    """Let those who have not answered have their time from `now` on: nobody could tell the coordinator
-    anything."""
+def give_time_anew(state: State, now: float, besides: float = REPORT_SECONDS) -> State:
+    """Let those who have not answered have their time from `now` on, and some seconds `besides`: nobody could tell
+    the coordinator anything, or no attempt was in force, without which no view names an audit."""
     audits = dict[int, Audit]()
     for c, audit in state.round.audits.items():
-        until = now + audit.seconds + RECONNECT_GRACE_SECONDS
+        until = now + audit.seconds + besides
         anew = {n: until for n in audit.named if n not in audit.voices}
         audits[c] = replace(audit, named=audit.named | anew)
     return with_round(state, replace(state.round, audits=audits)) if audits else state
@@ -323,7 +324,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     if not _stands(r, audit):
         return _close(state, [audit.chunk])
     same = (r.ledger.owners[audit.chunk], r.ledger.since[audit.chunk]) == (audit.owner, audit.since)
-    if not same or parties(state, audit.chunk, audit.inputs) is None:
+    if not same or parties(state, audit.chunk, audit.inputs) != audit.parties:
         why = f"chunk {audit.chunk} was drawn for an audit, and one that has to show something of it is gone"
         return _void(state, audit, why, now, out)
     able = _able(state)
@@ -366,7 +367,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
 def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State:
     """Everybody who could has spoken, and not all say that it is well."""
     c = audit.chunk
-    voices = {node: voice_of(state, audit, event) for node, event in audit.voices.items()}
+    voices = {node: voice_of(audit, state.round.salt, event) for node, event in audit.voices.items()}
     total, enough = len(voices), len(voices) >= MIN_VOICES
     of = {kind: [n for n, voice in voices.items() if voice.kind is kind] for kind in VoiceKind}
     if 2 * len(of[VoiceKind.WELL]) > total:
@@ -384,7 +385,7 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
                 why = f"{state.names(against)} found another chunk {c} than {state.name(audit.owner)} sealed"
                 return _void(state, audit, why, now, out, doubted=True)
             for node in of[VoiceKind.WELL]:
-                if given_alike(state, audit, node, against[0]):
+                if given_alike(audit, state.round.salt, node, against[0]):
                     state = _charge_false(state, audit, node, out)
             found = (("sealed", audit.digest.hex()), ("recomputed", audit.voices[against[0]].digest.hex()))
             said = (("by", " ".join(against)), ("of", str(total)))

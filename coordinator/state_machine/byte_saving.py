@@ -2,8 +2,9 @@
 
 Such a member is a part of no attempt: it owns nothing, what it contributes is not taken, nobody fetches from it,
 and it is waited for in nothing. In the middle of an exchange it leaves the attempt, which the others go on with as
-after a death: what arrived of it counts. What it holds, it keeps: where nobody else has the newest state, that is
-lost until the member gives it again (`rollback`, which waits for it as for one that is away).
+after a death: what arrived of it counts. Between two attempts, too, it drops what it has of them, at no charge.
+The state that it holds it keeps: where nobody else has the newest one, that is lost until the member gives it
+again (`rollback`, which waits for it as for one that is away).
 
 Nobody else can see whether its bytes are gone, and leaving costs the others an attempt. So who leaves an exchange
 is believed at no charge once in `EXCHANGE_MEMORY_ROUNDS` committed rounds, and owns nothing in them, which spares
@@ -35,9 +36,11 @@ def record_pause(state: State, event: Paused, now: float, out: list[Effect]) -> 
 
 
 def _leave_exchange(state: State, node: NodeId, out: list[Effect]) -> State:
-    """Take the member out of the attempt in force, if it has a part in it."""
-    if not exchanges(state, node):
+    """Take the member out of the round's exchange, if it has a part in it, also between two attempts: what it was
+    sent and what it sealed is not there any more."""
+    if all(e.gone or e.node != node for e in state.round.ledger.entries):
         return state
-    state = leave_exchange(state, node, "it left the exchange to save bytes", out)
-    r = state.round
-    return with_round(state, replace(r, ledger=book.leave(r.ledger, node), gone=r.gone | {node: Standing.SAVING}))
+    if exchanges(state, node):  # else no attempt is in force that it could cost
+        state = leave_exchange(state, node, "it left the exchange to save bytes", out)
+        state = with_round(state, replace(state.round, gone=state.round.gone | {node: Standing.SAVING}))
+    return with_round(state, replace(state.round, ledger=book.leave(state.round.ledger, node)))

@@ -82,7 +82,8 @@ class Ledger:
     sealed: dict[int, Seal] = field(default_factory=dict)
     sealed_before: tuple[int, ...] = ()  # chunks that were sealed when the attempt was opened
     regions: tuple[int, ...] = ()  # of the first attempt's entries; empty: it was not in regions
-    relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) places; empty: the next attempt is flat
+    relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) places; empty: no chunk is in two levels
+    flat: bool = False  # the next attempt is; until then what is sealed still has its relays
     layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels
     withdrawn: bool = False  # somebody withdrew since the attempt was opened
     sums: dict[int, tuple[RegionSum, ...]] = field(default_factory=dict)  # by chunk
@@ -183,7 +184,7 @@ def reopen(
     broken = {
         c
         for c in ledger.layered
-        if not ledger.relays
+        if ledger.flat
         or since[c] == attempt
         or (returned and c not in ledger.sealed)
         or any(entries[row[c]].gone for row in ledger.relays)
@@ -193,6 +194,8 @@ def reopen(
     kept = tuple(sorted(ledger.sealed))
     return replace(
         ledger,
+        relays=() if ledger.flat else ledger.relays,
+        flat=False,
         layered=ledger.layered - broken,
         attempt=attempt,
         entries=tuple(entries),
@@ -227,8 +230,8 @@ def divide(ledger: Ledger, regions: Mapping[NodeId, int], relays: Sequence[Seque
 
 
 def flatten(ledger: Ledger) -> Ledger:
-    """Make the next attempt a flat one: drop the relays."""
-    return replace(ledger, relays=())
+    """Make the next attempt a flat one: it has no relays."""
+    return replace(ledger, flat=True)
 
 
 def adopt(ledger: Ledger, here: Mapping[NodeId, Mapping[int, bytes]], deal: Deal) -> Ledger:

@@ -117,6 +117,8 @@ def open_attempt(state: State, members: tuple[NodeId, ...], now: float, out: lis
     helpers, chunks = reducers(state, members), state.chunks.count
     if state.round.planned_at is None:
         state = with_round(state, replace(state.round, salt=audit.salt(state, (*members, *helpers))))
+    elif now > state.round.asked_at:  # else the attempt follows at once on the one before
+        state = audit.give_time_anew(state, now)
     r = state.round
     planned = assign_owners(state, members, helpers, chunks)
     split = None if r.ledger.owners else choose_levels(state, members, planned)

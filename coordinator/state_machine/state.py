@@ -11,7 +11,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
 from atoll.comm.evidence import Evidence
 from atoll.comm.fragment_schedule import FragmentSchedule
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NodeId, PublicKey
 from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
@@ -75,6 +75,15 @@ class AttemptState:
 
 
 @dataclass(frozen=True, slots=True)
+class Parties:
+    """Who has something to show of a sealed chunk, by place."""
+
+    owner: int
+    relays: frozenset[int]  # besides the owner
+    keys: dict[int, PublicKey]  # of all: the owner, the relays, and who contributed
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """The audit of one sealed chunk; `audit` alone changes it.
 
@@ -86,6 +95,7 @@ class Audit:
     owner: NodeId
     digest: bytes  # that was sealed
     inputs: bytes  # bitmap of the places whose contributions were
+    parties: Parties  # as they were when it was opened
     seconds: float  # that an auditor has
     wanted: int  # auditors, as long as they find what was sealed
     named: dict[NodeId, float] = field(default_factory=dict)  # auditors; seconds: until when they may answer
@@ -143,7 +153,7 @@ class RoundState:
     reached_at: float | None = None  # seconds; when they became a quorum
     grace: Grace | None = None  # since then
     closed_at: float | None = None  # seconds; when the members were told to finish
-    asked_at: float = 0.0  # seconds; the same, or later where not all could hear it then
+    asked_at: float = 0.0  # seconds; the same, or later: an attempt failed, or not all could hear it then
     planned_at: float | None = None  # seconds; when the first attempt was
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
     patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away

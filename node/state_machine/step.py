@@ -169,8 +169,11 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
         case AttemptComplete(attempt, root):
             if attempt not in _attempts(state):
                 return state
-            bad_deltas = state.bad_deltas if state.ready is None else 0
-            return replace(state, reduce=Reduced(attempt, root), bad_deltas=bad_deltas)
+            state = replace(state, bad_deltas=state.bad_deltas if state.ready is None else 0)
+            reduced, now = Reduced(attempt, root), state.reduce
+            if isinstance(now, Reducing) and now.attempt != attempt:  # what was held is told anew, once compared
+                return replace(state, reduce=replace(now, before=reduced))
+            return replace(state, reduce=reduced)
         case StateMoved(round_, digest):
             out.append(ReportState(round_, digest))
             if isinstance(state.work, ReadyWork):

@@ -431,6 +431,26 @@ def test_a_relay_is_named_that_signed_a_mean_of_what_cannot_be_merged() -> None:
     run(body())
 
 
+def test_who_is_no_relay_is_not_asked_for_a_receipt_of_what_an_owner_says_that_it_summed() -> None:
+    """The two lie together: nobody else could tell the other's silence from an auditor's slander."""
+
+    async def body() -> None:
+        async with fleet(4) as planes:
+            plan = signed_plan(planes)
+            members = signing(planes, plan)
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                owner = members[0].reduction._evidence
+                since, records, own, mean = owner._merged[0]
+                summed = sign_input(KEYS[1], SALT, 0, 1, digest(b"a sum"), (1, 3))
+                owner._merged[0] = since, (summed, records[1]), own, mean
+                found = await audited(members[2], plan, 0, range(4))
+                assert not found.digest and not found.silent and len(found.receipts) == 1
+
+    run(body())
+
+
 def test_a_receipt_is_not_taken_that_is_larger_than_any_of_its_inputs() -> None:
     """Whoever audits would have to report it, and the coordinator refuse that."""
 

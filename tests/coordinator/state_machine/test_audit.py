@@ -1,12 +1,14 @@
 """Audits of sealed chunks, as the coordinator's machine decides on them: who lies is found, nobody else is."""
 
 import pytest
-from audit_world import AuditWorld, Lies, liar, nonces
+from audit_world import AuditWorld, Lies, key_of, liar, nonces
 
 from atoll.comm.bitmap import bitmap
+from atoll.comm.digest import digest
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.receipts import sign_input, sign_receipt
 from atoll.comm.replace import replace
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import events as ev
@@ -484,3 +486,84 @@ def test_who_is_named_in_the_place_of_a_mute_auditor_has_more_time() -> None:
     assert audit.silent == before.named.keys() and len(audit.named) == 2
     assert audit.seconds == 2 * before.seconds
     assert set(audit.named.values()) == {world.now + audit.seconds + 1.0}
+
+
+Reports = dict[int, list[ev.AuditReported]]
+
+
+def between_two_attempts(world: AuditWorld, pause: float = 1.0) -> Reports:
+    """Have every chunk sealed, and the attempt fail; the next one follows after so many seconds. Returns what
+    auditors found, by chunk: it is on its way."""
+    sealed_by_all(world)
+    audits = world.state.round.audits.items()
+    assert len(audits) == world.chunks
+    found = {c: [world.finding(node, audit) for node in audit.named] for c, audit in audits}
+    failed = fail_attempt(world.state, "a test says so", world.now)
+    world.state = replace(failed, round=replace(failed.round, paused_until=world.now + pause))
+    return found
+
+
+def of_owner(world: AuditWorld, owner: NodeId) -> int:
+    """A chunk of this owner that is audited."""
+    return next(c for c, audit in world.state.round.audits.items() if audit.owner == owner)
+
+
+@pytest.mark.parametrize("lie", ["no input", "input", "seal", "bad receipt", "no receipt", "sum", "no sum"])
+@pytest.mark.parametrize("gone", [N3, N1, NodeId("n6")])
+def test_what_an_honest_auditor_says_is_not_false_as_somebody_left_before_it_came(lie: str, gone: NodeId) -> None:
+    """The liar that it tells of, or another party."""
+    world = AuditWorld(b"nonce", liar(3, lie), audit="1000", levels=2 if "sum" in lie else 1)
+    found = between_two_attempts(world)
+    world.feed(ev.Leaving(gone, 1, "it has had enough"))
+    left = world.state
+    told = [report for reports in found.values() for report in reports if report.node not in (N3, gone)]
+    assert any(report.silent or report.receipts for report in told)
+    for report in told:
+        world.state = left
+        world.feed(report)
+    assert world.charged().keys() <= {N3}
+
+
+@pytest.mark.parametrize("lies", [{}, liar(3, "mute")])
+def test_an_auditor_has_its_time_anew_after_a_pause_in_which_its_view_named_no_audit(lies: Lies) -> None:
+    world = AuditWorld(b"nonce", lies, audit="1000")
+    between_two_attempts(world, pause=60.0)
+    assert not any(told.audits for told in views(world).values())
+    world.run()
+    assert world.now > 60.0 and world.charged().keys() == lies.keys() and world.state.pending is not None
+
+
+def test_an_auditor_that_says_nothing_of_one_that_is_gone_is_charged_all_the_same() -> None:
+    """Neither a place that nobody has, nor a receipt that nobody signed, is a word on who has left."""
+    world = AuditWorld(b"nonce", liar(3, "seal"), audit="1000")
+    found = between_two_attempts(world)
+    one, other = found[of_owner(world, N3)]
+    world.feed(ev.Leaving(N3, 1, "it has had enough"))
+    world.feed(replace(one, receipts=(), silent=(8,)))
+    world.feed(replace(other, receipts=(one.receipts[0][:-1] + b"!",)))
+    assert world.charged() == {one.node: {Offence.FALSE_AUDIT}, other.node: {Offence.FALSE_AUDIT}}
+
+
+def test_an_owner_that_leaves_is_convicted_of_what_it_signed() -> None:
+    world = AuditWorld(b"nonce", liar(3, "bad receipt"), audit="1000")
+    found = between_two_attempts(world)
+    c = of_owner(world, N3)
+    world.feed(ev.Leaving(N3, 1, "it has had enough"))
+    world.feed(found[c][0])
+    assert world.charged() == {N3: {Offence.FORGED_SEAL}} and world.convicted() == {N3}
+
+
+def test_an_owner_may_not_say_that_another_party_than_a_relay_summed_for_it() -> None:
+    """No plan asks it for that: it could show no receipt, and the owner would not be held to its own."""
+    world = AuditWorld(b"nonce", liar(3, "seal"), audit="1000")
+    sealed_by_all(world)
+    c = of_owner(world, N3)
+    audit = world.state.round.audits[c]
+    summed = sign_input(key_of(N2), world.state.round.salt, c, 1, digest(b"a sum"), (1, 4))
+    others = (world.record(place, c, world.sent(place, c)) for place in (0, 2, 3, 5, 6, 7))
+    records = tuple(sorted((*others, summed), key=lambda record: record.place))
+    salt, place = world.state.round.salt, world.place(N3)
+    receipt = sign_receipt(key_of(N3), salt, c, audit.since, place, records, audit.digest)
+    asked = next(n for n in audit.named if n != N2)
+    world.feed(replace(world.finding(asked, audit), digest=b"", receipts=(receipt.pack(),), silent=()))
+    assert world.charged() == {N3: {Offence.FORGED_SEAL}} and world.convicted() == {N3}

@@ -12,6 +12,7 @@ from atoll.comm.plan import Fence
 from atoll.coordinator.causes.account import Account
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.audit_voices import parties
 from atoll.coordinator.state_machine.ledger import Seal
 from atoll.coordinator.state_machine.state import Audit, Inquiry, Replay, ReplayBook, State, with_member
 from atoll.coordinator.state_machine.step import step
@@ -82,8 +83,11 @@ def where(name: str) -> tuple[State, Fence]:
         owner, since = state.round.ledger.owners[0], state.round.ledger.since[0]
         assert owner is not None
         ledger = replace(state.round.ledger, sealed={0: Seal(b"d" * 16, b"\x07", owner, since)})
-        audit = Audit(0, since, owner, b"d" * 16, b"\x07", seconds=9.0, wanted=2, named={A: NOW + 9})
-        state = replace(state, round=replace(state.round, ledger=ledger, audits={0: audit}))
+        state = replace(state, round=replace(state.round, ledger=ledger))
+        shown_by = parties(state, 0, b"\x07")
+        assert shown_by is not None
+        audit = Audit(0, since, owner, b"d" * 16, b"\x07", shown_by, seconds=9.0, wanted=2, named={A: NOW + 9})
+        state = replace(state, round=replace(state.round, audits={0: audit}))
         state, _ = step(state, ev.Tick(), NOW)  # the other auditors are named
     if name == "outsized":
         seal = Seal(b"d" * 16, b"\x07", B, state.round.ledger.since[0])

@@ -106,18 +106,30 @@ def test_chunks_in_two_levels_have_all_their_relays_or_start_anew(seed: int) -> 
         for c in rng.sample(range(6), 2):
             if (owner := ledger.owners[c]) is not None:
                 ledger = sealed_by(ledger, owner, c)
-        if rng.random() < 0.1:
+        if flat := rng.random() < 0.1:
             ledger = book.flatten(ledger)
         members = sorted(rng.sample(NODES, rng.randint(2, len(NODES))))
         ledger = opened(ledger, *members)
         came_back = any(n in places for n in [e.node for e in ledger.entries[len(before.entries) :]])
         for c in before.layered:
             here = all(not ledger.entries[row[c]].gone for row in before.relays)
-            stays = here and bool(ledger.relays) and (c in ledger.sealed or not came_back)
+            stays = here and not flat and (c in ledger.sealed or not came_back)
             assert (c in ledger.layered) == stays
             assert ledger.since[c] == (before.since[c] if stays else ledger.attempt)
             assert not here or ledger.owners[c] == before.owners[c]
         assert ledger.layered <= before.layered
+
+
+def test_what_is_sealed_before_a_next_attempt_that_is_flat_is_made_of_what_relays_summed() -> None:
+    """A owns the chunk; C sums for B and itself."""
+    ledger = opened(contributed(*NODES), *NODES)
+    ledger = book.flatten(book.divide(ledger, {A: 0, B: 1, C: 1}, [[A] * 6, [C] * 6]))
+    all_ = bitmap(range(3), 3)
+    assert 0 not in book.seal(ledger, A, 1, ((0, digest(b"x"), all_),), norms=(bytes(3 * 4),)).sealed
+    ledger = book.seal(ledger, A, 1, ((0, digest(b"x"), all_),), norms=(bytes(2 * 4),))
+    assert ledger.sealed[0].means == bitmap([2], 3) and book.made_by(ledger, {C}) == {0}
+    ledger = opened(ledger, *NODES)
+    assert not ledger.layered and not ledger.relays and ledger.since[0] == 2 and 0 in ledger.sealed
 
 
 def test_a_ledger_without_an_attempt_is_not_complete() -> None:

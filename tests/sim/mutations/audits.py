@@ -11,6 +11,42 @@ MACHINE, VOICES = C + "state_machine/audit.py", C + "state_machine/audit_voices.
 
 MUTATIONS = [
     Mutation(
+        "what an auditor says counts by who is there when it arrives",
+        MACHINE,
+        "    voice = voice_of(audit, r.salt, event)\n",
+        "    there = parties(state, audit.chunk, audit.inputs) or replace(audit.parties, keys={})\n"
+        "    voice = voice_of(replace(audit, parties=there), r.salt, event)\n",
+        AUDIT,
+    ),
+    Mutation(
+        "the time of an audit goes on where no attempt is in force",
+        C + "state_machine/reduce.py",
+        "        state = audit.give_time_anew(state, now)\n",
+        "        pass\n",
+        AUDIT,
+    ),
+    Mutation(
+        "an auditor may call anybody silent",
+        VOICES,
+        "known = all(place in audit.parties.keys for place in event.silent)",
+        "known = True",
+        AUDIT,
+    ),
+    Mutation(
+        "a mean of a region may be signed by anybody who has a part in the chunk",
+        VOICES,
+        "if record_.inputs and record_.place not in audit.parties.relays:",
+        "if False:",
+        AUDIT,
+    ),
+    Mutation(
+        "an auditor asks whomever an owner names for what that one summed",
+        "comm/allreduce/auditor.py",
+        "if not self._plan.relays_for(self._order.chunk, record.place):",
+        "if False:",
+        AUDITOR,
+    ),
+    Mutation(
         "who is too slow for an audit is named for it",
         C + "state_machine/audit.py",
         "return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds",
@@ -86,7 +122,7 @@ MUTATIONS = [
     Mutation(
         "two contents that nobody signed convict",
         VOICES,
-        "if not all(record_.signed_by(key, salt_, audit.chunk) for record_ in (sent, other)):",
+        "if not all(record_.signed_by(key, salt, audit.chunk) for record_ in (sent, other)):",
         "if False:",
         AUDIT,
     ),

@@ -4,6 +4,13 @@ from sim.mutations.mutation import NODE, SCENARIOS, C, Mutation, N
 
 BYTES = "tests/coordinator/state_machine/test_byte_saving.py"
 MUTATIONS = [
+    Mutation(
+        "who begins to save bytes between two attempts is asked for what it dropped",
+        C + "state_machine/byte_saving.py",
+        "if all(e.gone or e.node != node for e in state.round.ledger.entries):",
+        "if not exchanges(state, node):",
+        SCENARIOS,
+    ),
     # What the coordinator counts on
     Mutation(
         "an attempt names who saves bytes",
@@ -15,8 +22,8 @@ MUTATIONS = [
     Mutation(
         "nobody is named who left an exchange to save bytes",
         C + "state_machine/byte_saving.py",
-        "ledger=book.leave(r.ledger, node), gone=r.gone | {node: Standing.SAVING})",
-        "ledger=book.leave(r.ledger, node))",
+        "replace(state.round, gone=state.round.gone | {node: Standing.SAVING})",
+        "state.round",
         SCENARIOS,
     ),
     Mutation(
@@ -43,8 +50,8 @@ MUTATIONS = [
     Mutation(
         "who saves bytes comes back to the place that it left",
         C + "state_machine/byte_saving.py",
-        "ledger=book.leave(r.ledger, node)",
-        "ledger=book.withdraw(r.ledger, node)",
+        "ledger=book.leave(state.round.ledger, node)",
+        "ledger=book.withdraw(state.round.ledger, node)",
         SCENARIOS,
     ),
     Mutation(

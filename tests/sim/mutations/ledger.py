@@ -159,6 +159,13 @@ MUTATIONS = [
     ),
     # Two levels
     Mutation(
+        "what is sealed before a flat attempt has no relays",
+        C + "state_machine/ledger.py",
+        "return replace(ledger, flat=True)",
+        "return replace(ledger, relays=(), flat=True)",
+        LEDGER,
+    ),
+    Mutation(
         "a chunk that lost a relay goes on in two levels",
         C + "state_machine/ledger.py",
         "        or any(entries[row[c]].gone for row in ledger.relays)\n",

@@ -5,6 +5,13 @@ from sim.mutations.mutation import NODE, C, Mutation, N
 MUTATIONS = [
     # The node
     Mutation(
+        "a node begins an attempt again when it has compared what it held under the one before",
+        N + "state_machine/step.py",
+        "if isinstance(now, Reducing) and now.attempt != attempt:",
+        "if False:",
+        NODE,
+    ),
+    Mutation(
         "a state that was replaced in part is said to be whole",
         N + "state_machine/step.py",
         "whole = by is not Move.REPLACE",
