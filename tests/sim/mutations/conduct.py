@@ -334,7 +334,7 @@ MUTATIONS = [
     Mutation(
         "auditors are late while the coordinator is away",
         M + "step.py",
-        "state, plan = audit.give_time_anew(state, now), state.round.plan",
+        "state, plan = audit.give_time_anew(state, now, who.RECONNECT_GRACE_SECONDS), state.round.plan",
         "plan = state.round.plan",
         HERE + "test_audit.py",
     ),
