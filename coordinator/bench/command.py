@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -186,11 +186,18 @@ class BenchWatch:
 
 def control_times(results: Sequence[LoadResult], round_: int) -> Iterator[float]:
     """The control time of each member in a round, seconds, as the module defines it."""
-    ready = max(result.ready[round_] for result in results)
-    held = max(result.completed[round_] for result in results)
-    for result in results:
-        for node, planned in result.planned[round_].items():
-            yield planned - ready + result.ordered[round_ + 1][node] - held
+    planned = dict(chain(*(result.planned[round_].items() for result in results)))
+    ordered = dict(chain(*(result.ordered[round_ + 1].items() for result in results)))
+    ready = _last_before(planned.values(), chain(*(result.ready[round_] for result in results)))
+    held = _last_before(ordered.values(), chain(*(result.completed[round_] for result in results)))
+    for node, at in planned.items():
+        yield at - ready + ordered[node] - held
+
+
+def _last_before(arrivals: Iterable[float], sent: Iterable[float]) -> float:
+    """When the last report was sent that the first arrival waited for: for who is too late nobody waits."""
+    first = min(arrivals)
+    return max(at for at in sent if at < first)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

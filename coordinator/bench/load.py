@@ -52,8 +52,8 @@ class LoadTask:
 class LoadResult:
     """The times that one load process saw: seconds of `time.monotonic`, which is the same for all processes."""
 
-    ready: dict[int, float] = field(default_factory=dict)  # round -> when the last Ready was sent
-    completed: dict[int, float] = field(default_factory=dict)
+    ready: dict[int, list[float]] = field(default_factory=dict)  # round -> when each Ready was sent
+    completed: dict[int, list[float]] = field(default_factory=dict)
     planned: dict[int, dict[str, float]] = field(default_factory=dict)  # round -> when each node had the plan
     ordered: dict[int, dict[str, float]] = field(default_factory=dict)  # round -> when each had the train order
     heartbeats: list[float] = field(default_factory=list)  # when they were answered
@@ -232,7 +232,7 @@ class LoadMember:
     async def _report_contribution(self, delay: float, round_: int, front: int) -> None:
         await asyncio.sleep(delay)
         ready = pb.ContributionReady(steps=INNER_STEPS, samples=INNER_STEPS, loss=2.0, delta_norm=1.0, front=front)
-        self._load.result.ready[round_] = time.monotonic()
+        self._load.result.ready.setdefault(round_, []).append(time.monotonic())
         await self._send(pb.ReportRequest(fence=pb.Fence(round=round_), contribution_ready=ready))
 
     async def _report_seals(self, delay: float, fence: pb.Fence, chunks: list[int], members: int) -> None:
@@ -246,7 +246,7 @@ class LoadMember:
     async def _report_complete(self, delay: float, fence: pb.Fence) -> None:
         await asyncio.sleep(delay)
         complete = pb.ReduceComplete(digest=self._load.root, bytes_up=1)
-        self._load.result.completed[fence.round] = time.monotonic()
+        self._load.result.completed.setdefault(fence.round, []).append(time.monotonic())
         await self._send(pb.ReportRequest(fence=fence, reduce_complete=complete))
 
     async def _report_state(self, delay: float, round_: int) -> None:

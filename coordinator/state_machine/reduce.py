@@ -301,7 +301,7 @@ def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> 
             if spared:
                 story = f"{r.story}; nobody waited for {state.names(sorted(spared, key=order))} to hold it"
                 state = with_round(state, replace(state.round, story=story))
-            committed = _commit(state, left, now, out)
+            committed = replace(_commit(state, left, now, out), unawaited=frozenset(spared))
             return conduct.settle(committed, len(r.participants), out)
         if not everywhere and not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)

@@ -25,9 +25,10 @@ which the coordinator itself took nothing in (its disk was full, its process sto
 again.
 
 A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
-holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens
-of round j, and so does the credit for them; the samples in it stay consumed, for no sample counts twice. Whoever
-comes later with the real state k differs from the run's digest, and fetches the run's.
+holds j holds k. Of the exchange's members for whom the commit did not wait it is not known which of the two they
+hold by now: they say it. Its record says void and has no contributors; the clock of the LR schedule goes back to
+the tokens of round j, and so does the credit for them; the samples in it stay consumed, for no sample counts
+twice. Whoever comes later with the real state k differs from the run's digest, and fetches the run's.
 
 A node contributes only once its disk has the last round. So where disks work, only the newest commit can be void:
 all died between its commit and the end of its write to any disk.
@@ -40,7 +41,7 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
-from atoll.coordinator.state_machine.members import REDUCER, MemberState
+from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
     CommittedState,
     LostState,
@@ -90,7 +91,7 @@ def possible_holders(state: State) -> list[NodeId]:
     away = [
         n
         for n, m in members.departed.items()
-        if m.state is MemberState.EVICTED and (n in state.makers or m.state_round == k)
+        if m.state is MemberState.EVICTED and (n in state.makers | state.unawaited or m.state_round == k)
     ]
     coming = [
         n
@@ -157,10 +158,11 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
     holders = [m for m in here if m.state_round >= 0 and m.state_digest == past.digest]
     return replace(
         state,
-        members=who.put(state.members, *(replace(m, state_round=k) for m in holders)),
+        members=who.put(state.members, *(_in_void_round(state, m) for m in holders)),
         digest=past.digest,
         sealed=b"",
         makers=frozenset(),
+        unawaited=frozenset(),
         tokens=past.tokens,
         pending=None,
         inquiry=None,
@@ -170,6 +172,14 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
         tied=False,
         round=_next_round(state, "the next round is about to start", now),
     )
+
+
+def _in_void_round(state: State, member: Member) -> Member:
+    """A member of which was known that it holds the state to which the run returns."""
+    if member.node in state.unawaited and member.state in (MemberState.ACTIVE, MemberState.RECOVERING):
+        reason = f"says whether it made the state of round {state.committed}, which is void"
+        return replace(member, state=MemberState.RECOVERING, state_round=-1, reason=reason)
+    return replace(member, state_round=state.committed)
 
 
 def _next_round(state: State, reason: str, started_at: float) -> RoundState:

@@ -307,6 +307,8 @@ class State:
     sealed: bytes = b""  # root over the sealed chunks of round `committed`
     # Contributors of round `committed`: they can make its state by themselves.
     makers: frozenset[NodeId] = frozenset()
+    # Others of its exchange, for whom the commit did not wait: they may hold the chunks by now, or its state.
+    unawaited: frozenset[NodeId] = frozenset()
     losses_at_commit: int = 0  # `members.losses` when they did
     tokens: int = 0  # committed
     beginning: Beginning = Beginning()

@@ -73,6 +73,7 @@ class Truth:
     joined: dict[NodeId, tuple[str, str]] = field(default_factory=dict)  # key and owner
     tokens_at: dict[int, int] = field(default_factory=lambda: {0: 0})  # by round
     void: set[int] = field(default_factory=set)  # rounds
+    void_roots: dict[int, bytes] = field(default_factory=dict)  # of these, by round, as they were committed
     published: list[int] = field(default_factory=list)  # rounds
     fences: dict[tuple[int, int], Fence] = field(default_factory=dict)  # by (round, attempt)
     vast: set[bytes] = field(default_factory=set)  # payloads that are longer than any delta

@@ -11,6 +11,7 @@ from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import conduct, lateness
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase
 
 NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
@@ -437,3 +438,24 @@ def test_a_member_that_is_gone_is_not_late() -> None:
         story.do("connect", ["c"])
         story.reduce(seals=False, holds=False)
     assert {story.name(n) for n in story.state.members.here} >= set(NAMES) - {"c"}
+
+
+def test_for_whom_a_commit_did_not_wait_says_which_state_it_has_where_the_round_is_void() -> None:
+    story = Story(["a", "b", "c"], "c")
+    story.train()
+    story.reduce(holds=False)  # it owes the others time
+    story.train()
+    story.do("seal", ["a", "b", "c"])
+    story.do("held", ["a", "b"])
+    story.do("wait", ["1"])
+    assert story.state.unawaited == {story.liar} and story.state.committed == 2
+    story.do("state", ["a", "2"])
+    story.do("state", ["b", "2", "flipped"])  # nobody can tell which is right, and the third one has state 1
+    assert story.state.pending is None and story.state.tokens == 30
+    member = story.member(story.liar)
+    assert (member.state, member.state_round) == (MemberState.RECOVERING, -1)
+    story.do("state", ["c", "2"])  # it has made it meanwhile, as it may
+    assert story.member(story.liar).state is MemberState.RECOVERING, "it fetches what the run has"
+    story.do("state", ["c", "2", "as=1"])
+    assert story.member(story.liar).state_round == 2
+    assert not story.state.unawaited

@@ -44,10 +44,12 @@ def states_go_forward(world: "World", node: "Node", round_: int) -> None:
 
 
 def sealed_bytes_are_the_logs(world: "World", node: "Node", round_: int, sealed: bytes) -> None:
-    """Nodes step with the bytes that were committed, and no others."""
-    roots = world.truth.roots
-    hold(round_ <= len(roots), f"{node.me} applies round {round_} before it is committed")
-    hold(roots[round_ - 1] == sealed, f"{node.me} applies other bytes of round {round_} than were committed")
+    """Nodes step with the bytes that were committed, and no others; who is yet to hear that a round is void, with
+    those that were."""
+    truth = world.truth
+    hold(round_ <= len(truth.roots), f"{node.me} applies round {round_} before it is committed")
+    committed = {truth.roots[round_ - 1], truth.void_roots.get(round_)}
+    hold(sealed in committed, f"{node.me} applies other bytes of round {round_} than were committed")
 
 
 def carried_work_is_the_front_of_the_lease(world: "World", node: "Node", lease: list[int], carried: int) -> None:

@@ -44,6 +44,7 @@ def only_what_nobody_can_bring_is_void(
     hold(last == first or not certain, f"rounds {first} to {last} are void, though disks had the first of them")
     hold(after.digest == truth.states[first - 1], f"the run does not go on from state {first - 1}")
     truth.states[first:] = [truth.states[first - 1]] * (last - first + 1)
+    truth.void_roots |= dict(enumerate(truth.roots[first - 1 :], first))
     truth.roots[first - 1 :] = [b"void"] * (last - first + 1)
     truth.credited = {k: parts for k, parts in truth.credited.items() if k < first}
     truth.void |= {*range(first, last + 1)}

@@ -152,6 +152,13 @@ MUTATIONS = [
         SCENARIOS,
     ),
     Mutation(
+        "for whom a commit did not wait is taken to have the state before it for good",
+        C + "state_machine/rollback.py",
+        "if member.node in state.unawaited and",
+        "if not member and",
+        "tests/coordinator/state_machine/test_misconduct.py",
+    ),
+    Mutation(
         "a node does not know its state by another number",
         N + "state_machine/step.py",
         "    if isinstance(before, At) and before.round < view.committed and before.digest == view.state_digest:",
