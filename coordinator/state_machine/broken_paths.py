@@ -13,6 +13,9 @@ A path whose one end is to blame so says nothing of its other end. Who alone say
 reach them has a whole strike; of whom the others say it, too, is asleep, or has a bad link: it is charged with
 what that cost the round. So a member cannot keep another one out by its word, nor can two. `reduce` asks and
 tells.
+
+What is said of an attempt in which the coordinator was away costs that attempt alone: some members may not have
+been given its plan, so that those who had it heard nothing of them, though no path broke.
 """
 
 from collections import Counter

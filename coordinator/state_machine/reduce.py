@@ -50,7 +50,6 @@ from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
     CommittedState,
-    Pair,
     Phase,
     RoundState,
     State,
@@ -238,10 +237,9 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         return state
     if not state.members.saving.isdisjoint((node, peer)):
         return state  # it exchanges nothing, as it says
-    pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= r.participants.keys() and event.fence.attempt < r.ledger.attempt
-        return _with_lost(state, pair, (node, peer), again=False) if known else state
+        return _with_lost(state, event, again=False) if known else state
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     if not broken_paths.needed(r.ledger, node, peer):
@@ -255,7 +253,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         reason = f"its connections broke ({event.reason})"
         state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)
         return remove(state, peer, MemberState.EVICTED, reason, out, Standing.BROKE)
-    state = _with_lost(state, pair, (node, peer), again=True)
+    state = _with_lost(state, event, again=True)
     why = f"{name} could not reach {other}"
     again = _worst(state, attempt_members(state, max(now, r.paused_until)))
     if again is None:
@@ -266,10 +264,13 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
 
 
-def _with_lost(state: State, pair: Pair, said: Pair, *, again: bool) -> State:
+def _with_lost(state: State, event: PeerUnreachable, *, again: bool) -> State:
     """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it
-    broke before."""
-    r = state.round
+    broke before. Of an attempt in which the coordinator was away it is not entered."""
+    r, said = state.round, (event.node, event.peer)
+    if event.fence.attempt <= r.half_told:
+        return state
+    pair = said if order(event.node) < order(event.peer) else (event.peer, event.node)
     lost = (*r.lost, pair) if again or pair not in r.lost else r.lost
     return with_round(state, replace(r, lost=lost, accused=r.accused | {said}))
 

@@ -81,3 +81,18 @@ def test_one_word_about_who_broke_with_others_is_no_strike_for_who_was_to_blame_
     assert (NodeId("n3"), NodeId("n8")) in story.state.round.lost
     story.reduce()
     assert story.state.conduct.strikes["n3"].latest == before
+
+
+def test_what_is_said_of_an_attempt_in_which_the_coordinator_was_away_is_held_against_nobody() -> None:
+    """It gave the plan to one member, and stood still before it gave it to the others, who so did nothing."""
+    story, others = Story(NAMES), [n for n in NAMES if n != "c"]
+    story.train()
+    story.do("deaf", ["40"])
+    for other in others:
+        story.do("lost", ["c", other, "attempt=1"])
+    assert story.state.round.ledger.attempt == 2, "such a word costs the attempt"
+    assert not story.state.round.lost
+    story.do("lost", ["c", "a"])
+    assert story.state.round.lost == ((NodeId("n1"), NodeId("n3")),), "all may have the plan of the next attempt"
+    story.reduce()
+    assert not story.state.conduct.strikes and not story.state.conduct.broken
