@@ -14,8 +14,9 @@ reach them has a whole strike; of whom the others say it, too, is asleep, or has
 what that cost the round. So a member cannot keep another one out by its word, nor can two. `reduce` asks and
 tells.
 
-What is said of an attempt in which the coordinator was away costs that attempt alone: some members may not have
-been given its plan, so that those who had it heard nothing of them, though no path broke.
+What is said of an attempt in which the coordinator was away, or that it opened before all had time to come back,
+costs that attempt alone: some may not have had its plan yet, so that the others heard nothing of them, though no
+path broke.
 """
 
 from collections import Counter

@@ -157,7 +157,8 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
-    state = with_round(state, replace(state.round, ledger=ledger, completions=held))
+    half_told = ledger.attempt if now < state.round.patient_until else state.round.half_told
+    state = with_round(state, replace(state.round, ledger=ledger, completions=held, half_told=half_told))
     expected = lateness.expected(state, predicted)
     patience = lateness.patience(state, expected)
     plan = AttemptState(fence, now, now, predicted=predicted, expected=expected, patience=patience)
@@ -266,7 +267,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
 
 def _with_lost(state: State, event: PeerUnreachable, *, again: bool) -> State:
     """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it
-    broke before. Of an attempt in which the coordinator was away it is not entered."""
+    broke before. Of an attempt whose plan some may not have had in time it is not entered."""
     r, said = state.round, (event.node, event.peer)
     if event.fence.attempt <= r.half_told:
         return state
