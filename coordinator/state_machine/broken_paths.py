@@ -13,6 +13,10 @@ A path whose one end is to blame so says nothing of its other end. Who alone say
 reach them has a whole strike; of whom the others say it, too, is asleep, or has a bad link: it is charged with
 what that cost the round. So a member cannot keep another one out by its word, nor can two. `reduce` asks and
 tells.
+
+What is said of an attempt in which the coordinator was away, or that it opened before all had time to come back,
+costs that attempt alone: some may not have had its plan yet, so that the others heard nothing of them, though no
+path broke.
 """
 
 from collections import Counter

@@ -50,7 +50,6 @@ from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
     CommittedState,
-    Pair,
     Phase,
     RoundState,
     State,
@@ -158,7 +157,8 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
-    state = with_round(state, replace(state.round, ledger=ledger, completions=held))
+    half_told = ledger.attempt if now < state.round.patient_until else state.round.half_told
+    state = with_round(state, replace(state.round, ledger=ledger, completions=held, half_told=half_told))
     expected = lateness.expected(state, predicted)
     patience = lateness.patience(state, expected)
     plan = AttemptState(fence, now, now, predicted=predicted, expected=expected, patience=patience)
@@ -238,10 +238,9 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         return state
     if not state.members.saving.isdisjoint((node, peer)):
         return state  # it exchanges nothing, as it says
-    pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= r.participants.keys() and event.fence.attempt < r.ledger.attempt
-        return _with_lost(state, pair, (node, peer), again=False) if known else state
+        return _with_lost(state, event, again=False) if known else state
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     if not broken_paths.needed(r.ledger, node, peer):
@@ -255,7 +254,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         reason = f"its connections broke ({event.reason})"
         state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)
         return remove(state, peer, MemberState.EVICTED, reason, out, Standing.BROKE)
-    state = _with_lost(state, pair, (node, peer), again=True)
+    state = _with_lost(state, event, again=True)
     why = f"{name} could not reach {other}"
     again = _worst(state, attempt_members(state, max(now, r.paused_until)))
     if again is None:
@@ -266,10 +265,13 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
 
 
-def _with_lost(state: State, pair: Pair, said: Pair, *, again: bool) -> State:
+def _with_lost(state: State, event: PeerUnreachable, *, again: bool) -> State:
     """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it
-    broke before."""
-    r = state.round
+    broke before. Of an attempt whose plan some may not have had in time it is not entered."""
+    r, said = state.round, (event.node, event.peer)
+    if event.fence.attempt <= r.half_told:
+        return state
+    pair = said if order(event.node) < order(event.peer) else (event.peer, event.node)
     lost = (*r.lost, pair) if again or pair not in r.lost else r.lost
     return with_round(state, replace(r, lost=lost, accused=r.accused | {said}))
 

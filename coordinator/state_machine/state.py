@@ -157,6 +157,8 @@ class RoundState:
     planned_at: float | None = None  # seconds; when the first attempt was
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
     patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away
+    # its latest attempt whose plan some may not have had in time: the coordinator was away, or just back
+    half_told: int = 0
     slow: frozenset[NodeId] = frozenset()  # whose links are too slow for its reduce: their work counts later
     paused_until: float = 0.0  # seconds; no attempt before: the last one failed and the next is no better
     lost: tuple[Pair, ...] = ()  # whose connections broke in its attempts, once for each time

@@ -229,3 +229,19 @@ def test_a_coordinator_that_stands_still_in_reduces_has_nobody_charged() -> None
     with village() as unlucky:
         unlucky.run(look)
         assert len(stopped) > ROUNDS // 2 and not unlucky.decisions
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("away", [12.0, 40.0])
+def test_a_coordinator_that_dies_in_reduces_has_nobody_charged(away: float) -> None:
+    died = set[int]()
+
+    def look(village: Village) -> None:
+        round_ = village.world.durable.round
+        if round_.phase is Phase.REDUCING and round_.number not in died:
+            died.add(round_.number)
+            village.world.coordinator_dies("at once", away=away)
+
+    with village() as unlucky:
+        unlucky.run(look)
+        assert len(died) > ROUNDS // 2 and not unlucky.decisions

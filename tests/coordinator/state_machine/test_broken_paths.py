@@ -5,6 +5,7 @@ from member_story import Story
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import broken_paths
+from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS
 from atoll.coordinator.state_machine.state import BrokenPath, Phase, State, order
 
 NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
@@ -81,3 +82,23 @@ def test_one_word_about_who_broke_with_others_is_no_strike_for_who_was_to_blame_
     assert (NodeId("n3"), NodeId("n8")) in story.state.round.lost
     story.reduce()
     assert story.state.conduct.strikes["n3"].latest == before
+
+
+def test_what_is_said_of_attempts_whose_plan_some_may_not_have_had_is_held_against_nobody() -> None:
+    """The coordinator gave the plan to one member, and stood still before it gave it to the others, who so did
+    nothing; nor are all connected at once when it is back."""
+    story, others = Story(NAMES), [n for n in NAMES if n != "c"]
+    story.train()
+    story.do("deaf", ["40"])
+    for attempt in (1, 2):
+        for other in others:
+            story.do("lost", ["c", other, f"attempt={attempt}"])
+    assert story.state.round.ledger.attempt == 3, "such a word costs the attempt"
+    assert not story.state.round.lost
+    story.do("wait", [str(RECONNECT_GRACE_SECONDS)])
+    story.do("lost", ["c", "a"])
+    assert story.state.round.ledger.attempt == 4 and not story.state.round.lost
+    story.do("lost", ["c", "a"])
+    assert story.state.round.lost == ((NodeId("n1"), NodeId("n3")),), "all had time to have this plan"
+    story.reduce()
+    assert not story.state.conduct.strikes and not story.state.conduct.broken

@@ -360,6 +360,27 @@ MUTATIONS = [
         HERE + "test_lateness.py",
     ),
     Mutation(
+        "paths break while the coordinator is away",
+        M + "reduce.py",
+        "if event.fence.attempt <= r.half_told:",
+        "if False:",
+        HERE + "test_broken_paths.py",
+    ),
+    Mutation(
+        "paths break before all had time to come back to the coordinator",
+        M + "reduce.py",
+        "ledger.attempt if now < state.round.patient_until else state.round.half_told",
+        "state.round.half_told",
+        HERE + "test_broken_paths.py",
+    ),
+    Mutation(
+        "no path breaks any more in a round in which the coordinator was away",
+        M + "reduce.py",
+        "if event.fence.attempt <= r.half_told:",
+        "if r.half_told:",
+        HERE + "test_broken_paths.py",
+    ),
+    Mutation(
         "broken paths are not remembered",
         M + "broken_paths.py",
         "known[pair] = BrokenPath(pair, (*rounds, r.number))",
