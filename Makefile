@@ -38,7 +38,7 @@ test: .venv/installed-dev
 # Everything else that must pass. Emulated networks need root.
 test-long: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e" $(CORES)
-	$(PYTEST) --timeout 1200 -m "long and e2e and not alone"
+	$(PYTEST) --timeout 1200 -m "long and e2e and not alone and not chaos"
 
 # What takes the seconds of real processes: on a machine that has nothing else to do.
 alone: .venv/installed-dev
@@ -119,7 +119,7 @@ mutations: .venv/installed-dev
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes hours.
 chaos: .venv/installed-dev
-	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_PAUSES=100 $(PYTEST) -s -m e2e tests/e2e tests/tools/bench/test_wan.py
+	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_PAUSES=100 $(PYTEST) -s -m e2e tests/e2e tests/tools/attacks tests/tools/bench/test_wan.py
 	ATOLL_SIM_SEEDS=2000 $(PYTEST) $(CORES) -m "long or not long" tests/sim
 	ATOLL_FUZZ_SEEDS=2000 ATOLL_EXCHANGE_SEEDS=20000 ATOLL_AUDIT_RUNS=1000 $(PYTEST) $(CORES) -m "long or not long" \
 	    $(addprefix tests/,coordinator/state_machine/test_audit_runs.py coordinator/state_machine/test_rounds.py \

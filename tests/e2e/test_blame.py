@@ -24,7 +24,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize("kind", [QUICK[0], *(pytest.param(kind, marks=pytest.mark.chaos) for kind in QUICK[1:])])
 def test_what_went_wrong_is_named_in_a_note_on_the_record_and_by_the_command(fleet: Fleet, kind: Kind) -> None:
     fleet.settle()
     known = fleet.committed()

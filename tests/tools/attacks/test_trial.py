@@ -8,7 +8,7 @@ from attacks.page import page
 from attacks.trial import Lengths, trial
 from attacks.village import HONEST, Village
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 
 def test_an_attack_is_made_and_measured(tmp_path: Path) -> None:
