@@ -39,6 +39,7 @@ from atoll.coordinator.state_machine.state import State, exchanges, remove
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
 EXCHANGE_MEMORY_ROUNDS = 20  # committed rounds after which it is forgotten that a member left an exchange
 MAX_EXCHANGES_LEFT = 10_000  # identities of which that is remembered
+MIN_OWED_SECONDS = 1.0  # processes of a busy machine stand still for less
 MAX_DEBT_ROUNDS = 20  # rounds for which a member owes the others time, however long they waited for it
 # Of a round's inner time: who delays a round by so much has a whole strike. Strikes of six rounds in a row, or of
 # every sixth round, have its work not taken: so one member costs a run 2 % of its time in the long run.
@@ -172,9 +173,9 @@ def strike_part(state: State, seconds: float) -> float:
 
 def lend_time(state: State, node: NodeId, seconds: float) -> State:
     """Have the node, which is here or was, owe the others time, for so many seconds in which they waited for it in
-    this round: as many rounds as these are whole strikes. A reducer that is late owns nothing in any case, until
-    it joins anew."""
-    rounds = min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS)
+    this round: as many rounds as these are whole strikes, nothing for less than a second. A reducer that is late
+    owns nothing in any case, until it joins anew."""
+    rounds = min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS) if seconds >= MIN_OWED_SECONDS else 0
     who, until = identity(state, node), state.round.number + rounds
     before = state.conduct.strikes.get(who) or Strikes(node)
     member = state.members.here.get(node) or state.members.departed.get(node)
