@@ -6,8 +6,10 @@ from e2e.test_methods import killed_joined_and_back
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
+OVERLAPPED = pytest.param(("overlapped", "fragments.count=4"), marks=pytest.mark.chaos)
 
-@pytest.mark.parametrize("method", [("streaming",), ("overlapped", "fragments.count=4")], ids=" ".join)
+
+@pytest.mark.parametrize("method", [("streaming",), OVERLAPPED], ids=" ".join)
 def test_fragments_take_turns_through_a_kill_and_a_join(method: tuple[str, ...], run: Run) -> None:
     run.start("--method", *method, "rounds.inner_steps=40", "members.start=3", "inner.lr=1e-3")
     url = run.invite(4)
