@@ -6,6 +6,8 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from math import inf
 
+import numpy as np
+
 from atoll.coordinator.history.record_archive import RecordArchive, Span
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.series import F64, SeriesTable
@@ -52,9 +54,9 @@ class ArchivedRecords:
         with self._turn:
             return [
                 (at, decision)
-                for first, last in self._archive.spans()
-                if _overlap(times[(rounds >= first) & (rounds <= last)], since, until)
-                for at, decision in self._of_segment((first, last))
+                for span in self._archive.spans()
+                if _overlap(times[slice(*np.searchsorted(rounds, (span[0], span[1] + 1)))], since, until)
+                for at, decision in self._of_segment(span)
                 if since <= at <= until
             ]
 

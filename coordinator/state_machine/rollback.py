@@ -91,7 +91,7 @@ def possible_holders(state: State) -> list[NodeId]:
     away = [
         n
         for n, m in members.departed.items()
-        if m.state is MemberState.EVICTED and (n in state.makers | state.unawaited or m.state_round == k)
+        if m.state is MemberState.EVICTED and (n in state.makers or n in state.unawaited or m.state_round == k)
     ]
     coming = [
         n

@@ -55,24 +55,25 @@ def test_who_is_out_of_reach_for_a_moment_is_charged_with_what_that_cost() -> No
     assert set(story.state.conduct.strikes) == {"n3"}, "those that could not reach it are not to blame"
 
 
-def test_who_alone_says_that_it_reaches_nobody_has_a_whole_strike_for_each_round() -> None:
+def to_blame() -> Story:
+    """Three rounds in each of which c alone says that it cannot reach two others."""
     story = Story(NAMES, "c")
     for two in (["a", "b"], ["d", "e"], ["f", "g"]):
         story.train()
         for name in two:
             story.do("lost", ["c", name])
         story.reduce()
+    return story
+
+
+def test_who_alone_says_that_it_reaches_nobody_has_a_whole_strike_for_each_round() -> None:
+    story = to_blame()
     assert sum(story.state.conduct.strikes["n3"].weights(2)) > 1.9, "of the rounds since it broke with a third"
     assert set(story.state.conduct.strikes) == {"n3"}
 
 
 def test_one_word_about_who_broke_with_others_is_no_strike_for_who_was_to_blame_before() -> None:
-    story = Story(NAMES, "c")
-    for two in (["a", "b"], ["d", "e"], ["f", "g"]):
-        story.train()
-        for name in two:
-            story.do("lost", ["c", name])
-        story.reduce()
+    story = to_blame()
     before = story.state.conduct.strikes["n3"].latest
     story.train()
     for name in ("d", "e", "c"):
