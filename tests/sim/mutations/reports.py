@@ -29,7 +29,7 @@ MUTATIONS = [
         N + "control/outbox.py",
         " and report.fence == last.fence:",
         ":",
-        4,
+        OUTBOX,
     ),
     Mutation(
         "a report overtakes those before it",
