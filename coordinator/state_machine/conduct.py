@@ -20,7 +20,8 @@ member.
 A delay is made up for, beside the strike and where nobody is struck (`lend_time`): who cost the others so many
 tenths of a round's inner time *owes time* for as many rounds, and others rely on it for nothing (`owes_time`): it
 owns no chunks, nor does anybody wait for what it is to say. So a silent member costs rounds of any length a tenth
-in the long run. Its work is taken as ever, so who only paused for a moment loses nothing.
+in the long run. Its work is taken as ever, so who only paused for a moment loses nothing. Who goes before it is late,
+however it goes, owes as much.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.strikes import DELAYS, DOUBTFUL, MIN_PART, PROVEN, Strikes, left_of_strike, remember, strike
 from atoll.coordinator.state_machine.events import Decision, Effect, Note
-from atoll.coordinator.state_machine.members import REDUCER, MemberState
+from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State, exchanges, remove
 
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
@@ -173,13 +174,12 @@ def strike_part(state: State, seconds: float) -> float:
 
 def lend_time(state: State, node: NodeId, seconds: float) -> State:
     """Have the node, which is here or was, owe the others time, for so many seconds in which they waited for it in
-    this round: as many rounds as these are whole strikes, nothing for less than a second. A reducer that is late
-    owns nothing in any case, until it joins anew."""
+    this round: as many rounds as these are whole strikes, nothing for less than a second."""
     rounds = min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS) if seconds >= MIN_OWED_SECONDS else 0
     who, until = identity(state, node), state.round.number + rounds
     before = state.conduct.strikes.get(who) or Strikes(node)
-    member = state.members.here.get(node) or state.members.departed.get(node)
-    if member is None or member.role == REDUCER or not rounds or until <= before.owes_until:
+    known = node in state.members.here or node in state.members.departed
+    if not known or not rounds or until <= before.owes_until:
         return state
     others = {key: r for key, r in state.conduct.strikes.items() if key != who}
     records = remember(others | {who: replace(before, node=node, owes_until=until)}, state.committed)

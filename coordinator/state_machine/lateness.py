@@ -13,7 +13,8 @@ for everybody is no member's fault, and must end in a commit. A prediction knows
 exchange yet: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
 
 An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
-(`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`).
+(`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`). Until then
+nobody else can know who of the two was late: the owner owes the time, and nothing is held against it.
 
 Who is late owes the others the time (`conduct.lend_time`): for some rounds it owns nothing, and no commit waits
 for it to hold the chunks (`spared`); what it lacks then it fetches. It is held against it over rounds, too
@@ -21,7 +22,7 @@ for it to hold the chunks (`spared`); what it lacks then it fetches. It is held 
 coordinator hears it; and an owner may give a member its chunks one after the other, just before it would ask
 others for them, so that it asks them all before anything is held against it (`to_be_told`). Who was in time, and
 yet behind all others, owes that at the commit, and beyond some seconds it is held against it: else it could hold
-up every round at no cost.
+up every round at no cost. So does who ends its part, or may have, before it is late (`lend_to_who_goes`).
 
 `reduce` calls it; `rounds` does as much for those who are late with their work.
 """
@@ -33,6 +34,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator.causes import slowness
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.conduct import (
+    MIN_OWED_SECONDS,
     Evidence,
     Offence,
     charge,
@@ -52,6 +54,7 @@ MAX_DOUBLINGS = 10
 # so much more, or if it has not sealed, a member that was in time is a straggler.
 ASK_SECONDS, STRAGGLER_SECONDS = 3.0, 10.0
 MIN_COMPARED = 3  # members, to tell which of them are stragglers
+MIN_MAKERS = 3  # members that make a round's state, of whom two can tell which is right
 OWED_SHARE = 0.02  # of a round's inner time, beyond twice what the others took: for who owes them time
 
 
@@ -142,21 +145,24 @@ def to_be_told(state: State, now: float) -> set[NodeId]:
 def spared(state: State, now: float) -> set[NodeId]:
     """The members for which the commit does not wait at `now`, in seconds, all being sealed: they owe time, and
     are behind the others, be it by a moment where the round before had their work, and they did not hold it in
-    time. None, where fewer are left than half, or than the run needs, or nobody to be dialled."""
+    time. None, where fewer are left than half, or than the run needs, or than three of four or more, for of two
+    that make different states nobody can tell which is right; or nobody to be dialled."""
     r = state.round
     assert r.plan is not None
     ledger, members, there = r.ledger, r.ledger.members, len(r.completions) + len(r.plan.missing_chunks)
     # before most are there, no look at each is worth it
-    if not ledger.complete or there == len(members) or there + len(state.conduct.strikes) < len(members):
+    if not ledger.complete or there + len(state.conduct.strikes) < len(members):
         return set()
     if ledger.orphans:  # of which it may be the only one that holds some
         return set()
+    if not (owing := [n for n in waited_for(state) if owes_time(state, n)]):
+        return set()
     begun = r.plan.stage_at
     over = now - begun >= brief(state, median([at - begun for at in r.plan.held_at.values()] or [0.0]))
-    owing, here = [n for n in waited_for(state) if owes_time(state, n)], state.members.here
+    here = state.members.here
     behind = {n for n in owing if over or (n not in state.makers and not here[n].missed)}
     others = [n for n in members if n not in behind]
-    enough = max(state.config.members.minimum, len(members) / 2, 1)
+    enough = max(state.config.members.minimum, len(members) / 2, min(MIN_MAKERS, len(members) - 1), 1)
     return behind if len(others) >= enough and reachable(state, others) else set()
 
 
@@ -196,14 +202,37 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
 def charge_who_is_gone(state: State, node: NodeId, silence: float, now: float, out: list[Effect]) -> State:
     """Charge a member that is about to be put out after so many seconds of silence, where an attempt waited for
     it, and most others had done their part: who falls silent in every reduce costs each round the time until that
-    is noticed."""
-    r = state.round
-    if r.plan is None or node not in (late := waited_for(state)) or 2 * len(late) > len(_due(state)):
+    is noticed. One that is not connected is silent, whatever its heartbeats say."""
+    r, member = state.round, state.members.here[node]
+    if not _holds_up(state, node):
         return state
+    assert r.plan is not None
+    silence = silence if member.connected else max(silence, now - member.suspect_at)
     seconds = min(now - r.plan.stage_at, silence)
     sentence = f"it fell silent in a reduce, which waited {seconds:.0f} s for it"
     evidence = Evidence(r.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
-    return charge(lend_time(state, node, seconds), node, evidence, out)
+    return charge(state, node, evidence, out)
+
+
+def lend_to_who_goes(state: State, node: NodeId, now: float) -> State:
+    """Have a member that is about to end its part in the attempt in force, or may be dead, owe the time for which
+    that waited for it until `now`, in seconds, beyond twice what the others took. The coordinator was not away."""
+    r = state.round
+    if r.plan is None or (waited := now - r.plan.stage_at) < MIN_OWED_SECONDS:
+        return state
+    done = r.plan.held_at if r.ledger.complete else r.plan.sealed_at
+    behind = waited - 2 * _usual(state, [at - r.plan.stage_at for at in done.values()])
+    # in an attempt that takes no longer than usual, no look at each is worth it
+    return lend_time(state, node, behind) if behind >= MIN_OWED_SECONDS and _holds_up(state, node) else state
+
+
+def _holds_up(state: State, node: NodeId) -> bool:
+    """Whether the attempt in force waits for the node, and not for most of those of whom it asks something."""
+    r = state.round
+    if r.plan is None or node in r.completions:
+        return False
+    late = waited_for(state)
+    return node in late and 2 * len(late) <= len(_due(state))
 
 
 def charge_who_breaks_off(state: State, node: NodeId, what: str, now: float, out: list[Effect]) -> State:
@@ -224,29 +253,33 @@ def charge_stragglers(state: State, out: list[Effect]) -> State:
     r = state.round
     assert r.plan is not None
     sealed = {n: at - r.plan.opened_at for n, at in r.plan.sealed_at.items()}
-    state = _charge_last(state, sealed, {}, "sealed its chunks", Offence.LATE, out)
+    # So long one contributor may hold an owner up, which does not name it then.
+    forgiven = max(STRAGGLER_SECONDS, r.plan.patience)
+    state = _charge_last(state, sealed, {}, forgiven, "sealed its chunks", Offence.LATE, out)
     begun = max(r.plan.opened_at, r.sealed_at)
     held = {n: at - begun for n, at in r.plan.held_at.items()}
     told = {n: max(at - begun, 0.0) for n, at in r.stragglers.items()}
-    return _charge_last(state, held, told, "held the sealed chunks", Offence.SILENT, out)
+    return _charge_last(state, held, told, STRAGGLER_SECONDS, "held the sealed chunks", Offence.SILENT, out)
 
 
 def _charge_last(
     state: State,
     took: Mapping[NodeId, float],
     told: Mapping[NodeId, float],
+    forgiven: float,
     what: str,
     offence: Offence,
     out: list[Effect],
 ) -> State:
-    """`took`: seconds of each; `told`: of which of them what it lacked was its own affair after so many only."""
+    """`took`: seconds of each; `told`: of which of them what it lacked was its own affair after so many only;
+    `forgiven`: seconds beyond twice what the others took that are owed alone."""
     if len(took) < MIN_COMPARED:
         return state
     usual = _usual(state, took.values())
     for node in sorted(took, key=order):
         behind = took[node] - told.get(node, 0.0) - 2 * usual
         state = lend_time(state, node, behind)
-        if (beyond := behind - STRAGGLER_SECONDS) > 0:
+        if (beyond := behind - forgiven) > 0:
             sentence = f"it {what} after {took[node]:.0f} s, where most had after {usual:.0f} s"
             evidence = Evidence(state.round.number, offence, sentence, part=strike_part(state, beyond))
             state = charge(state, node, evidence, out)

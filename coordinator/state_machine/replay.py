@@ -13,9 +13,12 @@ The contributor's own moments are not known, so what a replay shows is no proof:
 nobody is put out for it, and it takes two replays that look false, with none between that is well. Where most
 members look false it costs nothing: then the run or the verifier is the odd one.
 
-As BOINC does it (Anderson, "BOINC: A Platform
-for Volunteer Computing", 2019, adaptive replication), who was found well ten times is drawn a tenth as often; who
-was not begins anew.
+That a contributor does not show its chunks the verifier alone can know: it may say so of whom it likes, or have a
+bad path to it. So another verifier is to ask, if there is one, and it costs strikes once two say so, with none
+between that was shown some.
+
+As BOINC does it (Anderson, "BOINC: A Platform for Volunteer Computing", 2019, adaptive replication), who was found
+well ten times is drawn a tenth as often; who was not begins anew.
 
 Drawn are members that contributed to the round before, too, and have nothing carried over: what they did follows
 from the anchor and their samples alone.
@@ -39,6 +42,7 @@ MAX_CHUNKS = 4  # that are compared
 MAX_OTHERS = 4  # contributors that are compared with
 MIN_VALID = 10  # replays that are well, before a contributor is drawn rarely
 RARELY = 0.1  # share of the draws that it takes part in then
+MIN_UNSHOWN = 2  # verifiers that were shown nothing, before that is held against a contributor
 WARM_UP_REPLAYS = 4  # of a verifier, of which nothing follows: its optimizer has no moments yet
 MIN_FETCH_SECONDS = 10.0  # for a verifier to get the chunks
 SLOW_RATE = 0.5e6  # bytes a second at which a slow one gets them
@@ -109,9 +113,16 @@ def _candidates(state: State, verifier: NodeId) -> list[NodeId]:
         turn = not known or _lot(state, b"turn", node) < RARELY
         # A verifier that has these very samples would go on behind them.
         again = state.replays.before.get(verifier) == data.front(lease)
-        if plain and turn and not again:
+        if plain and turn and not again and not _is_for_others(state, node, verifier):
             found.append(node)
     return found
+
+
+def _is_for_others(state: State, node: NodeId, verifier: NodeId) -> bool:
+    """Whether others than this verifier are to ask the contributor, which has shown this one nothing."""
+    if identity(state, verifier) not in state.replays.unshown.get(identity(state, node), ()):
+        return False
+    return any(m.role == VERIFIER and n != verifier for n, m in state.members.here.items())
 
 
 def _task(state: State, node: NodeId, verifier: NodeId, now: float) -> Replay | None:
@@ -196,10 +207,10 @@ def record(state: State, event: ReplayReported, out: list[Effect]) -> State:
     if task is None or (task.round, task.node) != (event.round, event.contributor):
         return state
     if not event.shown:
-        state = _without(state, event.node)
-        sentence = "it did not show a verifier what it had contributed"
-        return charge(state, task.node, Evidence(task.round, Offence.SILENT, sentence, by=event.node), out)
+        return _not_shown(_without(state, event.node), task, event.node, out)
     if event.work is None:
+        unshown = {who: by for who, by in state.replays.unshown.items() if who != task.who}
+        state = replace(state, replays=replace(state.replays, unshown=unshown))
         return _with(state, event.node, replace(task, shown=True))
     if not task.shown:
         return state
@@ -217,6 +228,22 @@ def record(state: State, event: ReplayReported, out: list[Effect]) -> State:
     if replays <= WARM_UP_REPLAYS:
         return state
     return _judge(state, task, event, out)
+
+
+def _not_shown(state: State, task: Replay, verifier: NodeId, out: list[Effect]) -> State:
+    """A verifier says that the contributor did not show it what it had contributed: so may a second one."""
+    by = state.replays.unshown.get(task.who, frozenset()) | {identity(state, verifier)}
+    unshown = {who: voices for who, voices in state.replays.unshown.items() if who != task.who}
+    if len(by) < MIN_UNSHOWN:
+        unshown = _newest(unshown | {task.who: by})
+        says = f"{state.name(verifier)} says that it was not shown what it is about"
+        out.append(Note(f"the replay of round {task.round} of {state.name(task.node)}: {says}", task.node))
+    state = replace(state, replays=replace(state.replays, unshown=unshown))
+    if len(by) < MIN_UNSHOWN:
+        return state
+    sentence = f"it did not show what it had contributed to any of {len(by)} verifiers"
+    facts = (("verifiers", " ".join(sorted(by))),)
+    return charge(state, task.node, Evidence(task.round, Offence.SILENT, sentence, facts, verifier), out)
 
 
 def _judge(state: State, task: Replay, event: ReplayReported, out: list[Effect]) -> State:

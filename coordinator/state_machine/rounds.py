@@ -47,6 +47,7 @@ from atoll.coordinator.state_machine.state import (
 ASIDE_REASON = "its work is not taken for now, for what is held against it (atoll blame)"
 MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
 MANY_LATE = 20  # members
+GRACE_SHARE = 0.1  # of the quorum's inner time, beyond the time at which one is expected to have its steps
 MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
 MAX_COLLECT_SHARE = 0.1  # of the quorum's inner time: how long the others, who have stopped, wait at most
 
@@ -289,15 +290,16 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
     assert r.reached_at is not None
     inner = state.inner_time
     most = r.reached_at + rounds.grace * inner
-    last, until = late[0], r.reached_at
-    soon = -inf
+    last, until = late[0], -inf
     for node in late:
         pace, missed = here[node].pace, here[node].missed
         expected = r.participants[node] + state.steps / pace if pace else most
-        if soon < expected <= most and (pace or not missed):
-            last, soon = node, expected
-            until = min(most, soon + (OWED_SHARE if owes_time(state, node) else 0.1) * inner)
-    return Grace(last, until)
+        if expected > most or not (pace or not missed):
+            continue
+        share = OWED_SHARE if owes_time(state, node) else GRACE_SHARE
+        if (latest := min(most, expected + share * inner)) > until:
+            last, until = node, latest
+    return Grace(last, max(until, r.reached_at))
 
 
 def _close(state: State, now: float, why: str) -> State:
@@ -344,26 +346,34 @@ def _steps(state: State, node: NodeId, steps: int) -> float:
     return steps / pace if pace else 0.0
 
 
-def _lend_to_late(state: State, now: float) -> State:
-    """Have those owe time for whose work the others waited until `now`, in seconds, for longer than it takes to
-    finish a step; nobody, where most are late. Who fetches the state may lack it for the others' sake."""
+def lend_to_who_goes(state: State, node: NodeId, now: float) -> State:
+    """Have a participant that is about to go, or may be dead, owe the time for which the others waited for its
+    work until `now`, in seconds."""
+    r = state.round
+    if r.phase is not Phase.COLLECTING or r.planned_at is not None or node not in r.participants:
+        return state
+    return lend_time(state, node, _waited_for_work(state, now).get(node, 0.0))
+
+
+def _waited_for_work(state: State, now: float) -> dict[NodeId, float]:
+    """Those for whose work the others waited until `now`, in seconds, for longer than it takes to finish a step,
+    and for how long; nobody, where most are late. Who fetches the state may lack it for the others' sake."""
     r, here = state.round, state.members.here
     if r.patient_until:
-        return state  # the coordinator was away
+        return {}  # the coordinator was away
     able = [n for n in r.participants.keys() - _absent(state) if here[n].state_round == state.committed]
     usual, least = median(r.answers or (0.0,)), WHOLE_STRIKE_SHARE * state.inner_time
     told = {n: r.moments[n].contributed for n in able if n in r.moments}
     took = {n: (told.get(n) or now) - r.asked_at - usual for n in sorted(able, key=order)}
     late = [n for n, seconds in took.items() if seconds > usual + _steps(state, n, 2) + least]
-    for node in late if 2 * len(late) <= len(able) else ():
-        state = lend_time(state, node, took[node])
-    return state
+    return {n: took[n] for n in late} if 2 * len(late) <= len(able) else {}
 
 
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """COLLECTING: say whom the reduce leaves out. Who has taken no step by now is idle from here on; for whom the
     others waited, owes them the time."""
-    state = _lend_to_late(state, now)
+    for node, seconds in _waited_for_work(state, now).items():
+        state = lend_time(state, node, seconds)
     r = state.round
     idle, trusted, saving = _idle(state), state.members.trusted, state.members.saving
     there = {n for n in r.ledger.contributions if trusted(n) and n not in saving}

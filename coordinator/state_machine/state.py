@@ -287,6 +287,8 @@ class ReplayBook:
     valid: dict[str, int] = field(default_factory=dict)  # by identity: replays that were well since one was not
     # by identity, the latest last: whether the latest that decided anything found it well
     latest: dict[str, bool] = field(default_factory=dict)
+    # by identity, the latest last: those of the verifiers that it showed nothing since it showed one of them some
+    unshown: dict[str, frozenset[str]] = field(default_factory=dict)
     warm: dict[NodeId, tuple[int, int]] = field(default_factory=dict)  # by verifier: its life, and replays in it
     before: dict[NodeId, int] = field(default_factory=dict)  # by verifier: first sample of its latest replay
 

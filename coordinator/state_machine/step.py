@@ -93,6 +93,8 @@ EVENTS_OF_ONE_MEMBER = (
     LayoutReported,
     StateReported,
 )
+# Events with which a member's part in what it is waited for ends, or may have ended.
+GOING = (Joined, Disconnected, Suspected, Paused, Expired, Leaving)
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
@@ -168,6 +170,9 @@ def _late(state: State, event: Event) -> bool:
 
 
 def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
+    if isinstance(event, GOING) and event.node in state.members.here and now >= state.round.patient_until:
+        state = rounds.lend_to_who_goes(state, event.node, now)
+        state = lateness.lend_to_who_goes(state, event.node, now)
     match event:
         case Started(incarnation, nonce):
             return _restarted(replace(state, nonce=nonce or state.nonce), incarnation, now)

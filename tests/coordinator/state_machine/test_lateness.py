@@ -12,9 +12,10 @@ from atoll.comm.ids import NodeId
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.causes.slowness import RoundPace
 from atoll.coordinator.service.view import view
-from atoll.coordinator.state_machine import conduct, lateness
+from atoll.coordinator.state_machine import conduct, disputes, lateness
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import suspect
+from atoll.coordinator.state_machine.rounds import choose_grace
 from atoll.coordinator.state_machine.state import State, order
 
 NAMES = ["a", "b", "c", "d"]
@@ -135,23 +136,63 @@ def owing(state: State, *nodes: NodeId) -> State:
     return replace(state, conduct=replace(state.conduct, strikes=held))
 
 
-def test_the_commit_does_not_wait_for_those_few_who_owe_time_and_are_behind(story: Story) -> None:
-    story.do("seal", NAMES)
+def test_the_commit_does_not_wait_for_those_few_who_owe_time_and_are_behind() -> None:
+    names, five = [*NAMES, "e"], [*ALL, NodeId("n5")]
+    story = Story(names)
+    story.train()
+    story.do("seal", names)
     story.now += 1.0
-    story.do("held", NAMES[:2])
+    story.do("held", names[:3])
     opened = story.state.round.sealed_at
-    state = owing(story.state, *ALL[2:])
-    assert lateness.spared(state, opened + 1.0) == set(ALL[2:])
-    kept_up = replace(state, makers=frozenset(ALL))  # in the round before
+    state = owing(story.state, *five[3:])
+    assert lateness.spared(state, opened + 1.0) == set(five[3:])
+    kept_up = replace(state, makers=frozenset(five))  # in the round before
     assert not lateness.spared(kept_up, opened + 2.1), "they have twice what the others took"
-    assert lateness.spared(kept_up, opened + 2.3) == set(ALL[2:])
-    assert not lateness.spared(owing(story.state, ALL[2]), opened + 2.3), "for the other one it waits in any case"
-    story.do("held", NAMES[2:3])
-    assert lateness.spared(owing(story.state, ALL[3]), opened + 2.3) == {ALL[3]}
-    assert not lateness.spared(owing(story.state, ALL[2]), opened + 2.3)
-    members = replace(story.state.config.members, minimum=4)
+    assert lateness.spared(kept_up, opened + 2.3) == set(five[3:])
+    assert not lateness.spared(owing(story.state, five[3]), opened + 2.3), (
+        "for the other one it waits in any case"
+    )
+    story.do("held", names[3:4])
+    assert lateness.spared(owing(story.state, five[4]), opened + 2.3) == {five[4]}
+    assert not lateness.spared(owing(story.state, five[3]), opened + 2.3)
+    members = replace(story.state.config.members, minimum=5)
     few = replace(story.state, config=replace(story.state.config, members=members))
-    assert not lateness.spared(owing(few, ALL[3]), opened + 2.3), "the run needs it"
+    assert not lateness.spared(owing(few, five[4]), opened + 2.3), "the run needs it"
+
+
+def test_it_waits_for_three_where_there_are_four_as_of_two_states_nobody_can_tell_which_is_right(
+    story: Story,
+) -> None:
+    story.do("seal", NAMES)
+    story.do("held", NAMES[:2])
+    assert not lateness.spared(owing(story.state, *ALL[2:]), story.now + 3.0)
+    story.do("held", NAMES[2:3])
+    assert lateness.spared(owing(story.state, *ALL[2:]), story.now + 3.0) == {ALL[3]}
+
+
+def test_who_says_that_it_holds_the_chunks_and_that_it_lacks_some_is_one_and_not_two() -> None:
+    story = Story([*NAMES, "e"])
+    story.train()
+    story.do("seal", [*NAMES, "e"])
+    story.do("held", NAMES[:3])
+    story.state = disputes.tell_digests(story.state, story.now, [])
+    story.do("lacking", ["d", "chunks=0"])
+    story.do("held", ["d", "proven=1"])
+    assert story.state.round.plan is not None and ALL[3] in story.state.round.plan.missing_chunks
+    assert lateness.spared(owing(story.state, NodeId("n5")), story.now + 1.0) == {NodeId("n5")}
+
+
+def test_who_owes_time_and_is_the_last_to_make_it_costs_those_before_it_nothing_of_their_grace() -> None:
+    story = Story(NAMES)
+    story.do("wait", ["10"])
+    story.do("reached", NAMES[:2])
+    here = story.state.members.here
+    paces = {ALL[2]: replace(here[ALL[2]], pace=10 / 11), ALL[3]: replace(here[ALL[3]], pace=10 / 11.25)}
+    state = replace(story.state, members=replace(story.state.members, here=here | paces))
+    grace = choose_grace(owing(state, ALL[3]), ALL[2:])
+    assert (grace.node, grace.until) == (ALL[2], 12.0), "it has a tenth of the round beyond its 11 seconds"
+    assert choose_grace(owing(state, ALL[3]), ALL[3:]).until == pytest.approx(11.45)
+    assert choose_grace(state, ALL[2:]).node == ALL[3]
 
 
 def test_it_waits_for_all_while_nobody_knows_who_holds_orphans(story: Story) -> None:

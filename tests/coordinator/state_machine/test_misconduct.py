@@ -12,7 +12,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import conduct, lateness
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import MemberState
-from atoll.coordinator.state_machine.state import Phase
+from atoll.coordinator.state_machine.state import Phase, order
 
 NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
 ROUNDS = 20
@@ -178,9 +178,10 @@ def test_who_finishes_its_step_at_the_last_moment_costs_the_others_a_tenth_of_a_
         story.reduce()
 
 
-def collect(story: Story, late: str, seconds: float) -> float:
-    """A round in which all have their steps, and this one says so much later, or not, that it can contribute; the
-    seconds that the others waited for it."""
+def collect(story: Story, late: str, seconds: float, then: str = "ready") -> float:
+    """A round in which all have their steps, and this one says so much later, or not, that it can contribute, or
+    goes `then` in another way; the seconds that the others waited for it. It is back once all others hold the
+    round."""
     story.do("wait", ["10"])
     names = [story.name(n) for n in story.state.round.participants]
     story.do("reached", names)
@@ -191,10 +192,16 @@ def collect(story: Story, late: str, seconds: float) -> float:
     while story.state.round.phase is Phase.COLLECTING:
         story.do("wait", ["0.25"])
         if story.now - closed >= seconds and late in names:
-            story.do("ready", [late])
+            story.do(then, [late])
             names.remove(late)
     waited = story.now - closed
+    if then == "disconnect" and late and late not in names:
+        story.do("connect", [late])
     story.reduce()
+    if then in ("leave", "back") and late and late not in names:
+        if then == "leave":
+            story.do("back", [late])
+        story.do("state", [late, str(story.state.committed)])
     return waited
 
 
@@ -205,6 +212,134 @@ def test_who_is_late_with_its_work_is_not_waited_for_in_the_next_rounds(seconds:
     assert waited[3] >= 4.75 and sum(s > 1 for s in waited) <= 3, waited  # its own step takes a second
     assert not story.state.conduct.decisions, "that is held against nobody"
     assert set(story.state.conduct.strikes) == {"n3"}
+
+
+@pytest.mark.parametrize("then", ["disconnect", "leave", "back"])
+def test_who_is_late_with_its_work_and_goes_just_before_it_is_left_out_is_not_waited_for_then(then: str) -> None:
+    story = Story(NAMES, "c")
+    waited = [collect(story, "c" if k >= 3 else "", 4.25, then) for k in range(12)]
+    assert waited[3] >= 4.25 and sum(s > 1 for s in waited) <= 3, waited
+    assert not story.state.conduct.decisions and set(story.state.conduct.strikes) == {"n3"}
+
+
+def test_who_is_waited_for_in_the_exchange_and_goes_just_before_it_is_late_is_not_waited_for_then() -> None:
+    for how in ("good-bye", "saves bytes", "broken", "put out"):
+        story, seconds = Story(NAMES, "c"), list[float]()
+        for _ in range(ROUNDS):
+            story.train()
+            seconds.append(hold_up_and_go(story, how))
+        assert sum(s > 3 for s in seconds) <= 2, f"{how}: seconds of each reduce: {seconds}"
+        assert set(story.state.conduct.strikes) == {"n3"}
+
+
+def hold_up_and_go(story: Story, how: str) -> float:
+    """A reduce in which the liar does not say that it holds the chunks, and ends its part in it just before it
+    would be late; then it is back. The seconds that the reduce took."""
+    began, r = story.now, story.state.round
+    name, number, there = story.name(story.liar), r.number, story.contributes(story.liar)
+    for node in sorted(story.owners(), key=order):
+        story.do("seal", [story.name(node)])
+    if there:
+        story.do("held", [story.name(n) for n in r.ledger.members if n != story.liar])
+    waits = there and story.state.round.number == number
+    while waits and story.state.round.number == number and story.now - began < 59 and how != "put out":
+        story.do("wait", ["0.25"])
+    if waits and story.state.round.number == number:
+        match how:
+            case "good-bye":
+                story.do("leave", [name])
+            case "saves bytes":
+                story.do("pause", [name, "bytes"])
+                story.do("wait", ["0.25"])
+            case "broken":
+                story.do("disconnect", [name])  # now it owes the time, and nobody waits for it any more
+                if story.state.round.number == number:
+                    story.do("lost", ["a", name])
+            case _:
+                story.do("wait", ["55"])
+                story.do("disconnect", [name])
+                while story.liar in story.state.members.here:  # its heartbeats go on
+                    beat = ev.Heartbeat(story.liar, story.member(story.liar).life, "reduce", number, 1)
+                    story.feed(beat)
+                    story.do("wait", ["0.25"])
+    if story.state.round.number == number:
+        story.reduce(holds=False)
+    else:
+        story.tell()
+    seconds = story.now - began
+    if how == "saves bytes" and waits:
+        story.do("resume", [name])
+        story.do("wait", ["1"])
+    if story.liar not in story.state.members.here:
+        story.do("back", [name])
+    story.do("state", [name, str(story.state.committed)])
+    return seconds
+
+
+def test_who_is_put_out_though_its_heartbeats_go_on_is_struck_for_what_that_cost() -> None:
+    story = Story(NAMES, "c")
+    story.train()
+    story.do("seal", NAMES)
+    story.do("held", [name for name in NAMES if name != "c"])
+    story.do("disconnect", ["c"])
+    while story.liar in story.state.members.here:
+        story.feed(ev.Heartbeat(story.liar, 1, "reduce", 1, 1))
+        story.do("wait", ["0.25"])
+    assert story.state.conduct.strikes["n3"].delay == (1, 1.0), "two seconds, where a round takes ten"
+
+
+def test_a_reducer_that_seals_last_in_each_exchange_owns_nothing_for_as_long_as_that_cost() -> None:
+    story = Story(NAMES, reduce__chunk="4")  # ten chunks
+    story.do("reducer", ["helper"])
+    story.do("join", ["helper"])
+    seconds = list[float]()
+    for _ in range(ROUNDS):
+        story.train()
+        began, helper = story.now, story.node("helper")
+        story.do("seal", [story.name(n) for n in sorted(story.owners() - {helper}, key=order)])
+        if helper in story.owners():
+            story.do("wait", ["9"])
+            story.do("seal", ["helper"])
+        story.do("held", NAMES)
+        seconds.append(story.now - began)
+        story.tell()
+    assert sum(s > 1 for s in seconds) == 2, seconds
+
+
+def measured(story: Story) -> None:
+    """All links are known."""
+    here = story.state.members.here
+    rates = {n: replace(m, up=40.0, down=40.0, seen_up=40.0, seen_down=40.0, measured=9) for n, m in here.items()}
+    story.state = replace(story.state, members=replace(story.state.members, here=rates))
+
+
+def test_an_owner_that_one_contributor_holds_up_for_as_long_as_it_may_is_not_struck() -> None:
+    """It seals last, and may not have named who held it up: nobody but the two can know."""
+    story = Story(NAMES, "c", rounds__reduce_timeout="600")
+    measured(story)
+    story.train()
+    plan = story.state.round.plan
+    assert plan is not None and story.liar in story.owners() and plan.patience > 14
+    story.do("seal", [name for name in NAMES if name != "c"])
+    story.do("wait", [f"{int(4 * plan.patience) / 4}"])
+    story.do("seal", ["c"])
+    story.do("held", NAMES)
+    assert story.state.committed == 1
+    assert not story.state.conduct.decisions, "others may have held it up"
+    assert conduct.owes_time(story.state, story.liar)
+
+
+def test_an_owner_that_seals_later_than_it_may_be_held_up_is_struck() -> None:
+    story = Story(NAMES, "c", rounds__reduce_timeout="600")
+    measured(story)
+    story.train()
+    plan = story.state.round.plan
+    assert plan is not None and story.liar in story.owners()
+    story.do("seal", [name for name in NAMES if name != "c"])
+    story.do("wait", [f"{int(4 * plan.patience) / 4 + 2 * plan.expected + 2:g}"])
+    story.do("seal", ["c"])
+    story.do("held", NAMES)
+    assert story.state.committed == 1 and story.state.conduct.decisions == 1
 
 
 def test_who_pauses_once_in_short_rounds_counts_in_all_others_and_is_trusted_again() -> None:

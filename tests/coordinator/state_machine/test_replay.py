@@ -27,31 +27,36 @@ from atoll.coordinator.state_machine.state import Phase, Replay, State
 from atoll.coordinator.state_machine.step import step
 
 CHUNKS, STEPS = 16, 10
-V = NodeId("n1")
+V, W = NodeId("n1"), NodeId("n2")  # the second one is a verifier where the world has two
 HONEST, FALSE = Likeness(0.6, 1.0), Likeness(0.1, 1.0)
 OTHERS = tuple(Likeness(0.3 + i / 100, 1.0) for i in range(4))
 
 
 class World:
-    """A run of a verifier, n1, and contributors, round after round. `works`: what replays of a node find."""
+    """A run of a verifier, n1, or several, and contributors, round after round. `works`: what replays of a node
+    find; `hiding`: who does not show a verifier what it contributed."""
 
-    def __init__(self, count: int = 6, nonce: bytes = b"nonce", replay: float = 1.0, leaves: int = 0) -> None:
+    def __init__(
+        self, count: int = 6, nonce: bytes = b"nonce", replay: float = 1.0, leaves: int = 0, verifiers: int = 1
+    ) -> None:
         run = config("0.000001", count)
         run = dataclasses.replace(run, security=dataclasses.replace(run.security, replay=replay))
         self.state, self.now = State(run), 0.0
         self.works: dict[NodeId, Likeness] = {}
+        self.hiding: set[tuple[NodeId, NodeId]] = set()  # (contributor, verifier)
         self.decisions: list[ev.Decision] = []
         self.notes: list[str] = []
         self.replayed: list[NodeId] = []
         self.feed(ev.Started(1, nonce))
-        self.nodes = [NodeId(f"n{i + 2}") for i in range(count)]
-        for node in (V, *self.nodes):
-            role, leaf = (VERIFIER if node == V else ""), node in self.nodes[:leaves]
+        self.verifiers = [NodeId(f"n{i + 1}") for i in range(verifiers)]
+        self.nodes = [NodeId(f"n{i + 1 + verifiers}") for i in range(count)]
+        for node in (*self.verifiers, *self.nodes):
+            role, leaf = (VERIFIER if node in self.verifiers else ""), node in self.nodes[:leaves]
             key = key_of(node).public
             self.feed(ev.Joined(node, 1, str(node), f"{node}:1", "s", leaf=leaf, role=role, key=key))
             self.feed(ev.Connected(node, 1))
             self.feed(ev.LayoutReported(node, 1, CHUNKS, digest(b"layout")))
-        for node in 2 * (V, *self.nodes):
+        for node in 2 * (*self.verifiers, *self.nodes):
             self.feed(ev.StateReported(node, 1, 0, digest(b"state 0")))
 
     def feed(self, event: ev.Event) -> None:
@@ -67,7 +72,7 @@ class World:
         """Everybody trains; the first attempt opens."""
         self.now += 10.0
         r = self.state.round
-        assert r.phase is Phase.INNER and V not in r.participants, r.reason
+        assert r.phase is Phase.INNER and r.participants.keys().isdisjoint(self.verifiers), r.reason
         for node in r.participants:
             self.feed(ev.StepsReached(node, 1, r.number))
         for node in r.participants:
@@ -92,8 +97,10 @@ class World:
             self.feed(ev.ReduceComplete(node, 1, r.plan.fence, r.ledger.root, 1, 1))
 
     def show(self, shown: bool = True) -> None:
-        if (task := self.task) is not None and task.since:
-            self.feed(ev.ReplayReported(V, 1, task.round, task.node, shown))
+        for verifier in self.verifiers:
+            if (task := self.state.replays.tasks.get(verifier)) is not None and task.since:
+                gave = shown and (task.node, verifier) not in self.hiding
+                self.feed(ev.ReplayReported(verifier, 1, task.round, task.node, gave))
 
     def committed(self) -> None:
         k = self.state.committed
@@ -102,12 +109,13 @@ class World:
                 self.feed(ev.StateReported(node, 1, k, digest(b"state %d" % k)))
 
     def compare(self) -> None:
-        if (task := self.task) is not None:
-            self.replayed.append(task.node)
-            work = self.works.get(task.node, HONEST)
-            self.feed(ev.ReplayReported(V, 1, task.round, task.node, True, work, OTHERS))
         k = self.state.committed
-        self.feed(ev.StateReported(V, 1, k, digest(b"state %d" % k)))
+        for verifier in self.verifiers:
+            if (task := self.state.replays.tasks.get(verifier)) is not None:
+                self.replayed.append(task.node)
+                work = self.works.get(task.node, HONEST)
+                self.feed(ev.ReplayReported(verifier, 1, task.round, task.node, True, work, OTHERS))
+            self.feed(ev.StateReported(verifier, 1, k, digest(b"state %d" % k)))
 
     def play(self, rounds: int) -> "World":
         for _ in range(rounds):
@@ -120,8 +128,8 @@ class World:
     def view(self, node: NodeId) -> pb.View:
         return view(self.state, node)
 
-    def charged(self) -> set[NodeId]:
-        return {d.node for d in self.decisions if d.evidence.offence is Offence.FALSE_WORK}
+    def charged(self, offence: Offence = Offence.FALSE_WORK) -> set[NodeId]:
+        return {d.node for d in self.decisions if d.evidence.offence is offence}
 
 
 def at_replay() -> World:
@@ -237,13 +245,37 @@ def test_the_plan_says_who_may_ask() -> None:
     assert list(world.view(world.nodes[0]).plan.verifiers) == [V]
 
 
-def test_who_does_not_show_its_work_is_remembered() -> None:
-    world = at_replay()
-    node = world.task.node if world.task else None
-    world.show(shown=False)
-    (decision,) = world.decisions
-    assert (decision.node, decision.evidence.offence, decision.evidence.by) == (node, Offence.SILENT, V)
-    assert world.task is None
+def test_that_one_verifier_was_shown_nothing_is_held_against_nobody() -> None:
+    """It may say so of whom it likes, or have a bad path to it."""
+    world = World()
+    world.hiding = {(world.nodes[0], V)}
+    world.play(40)
+    assert not world.decisions and world.nodes[0] not in world.replayed
+    assert any(note.endswith("of n2: n1 says that it was not shown what it is about") for note in world.notes)
+    world = World(verifiers=2)
+    world.hiding = {(node, V) for node in world.nodes}  # it says so of everybody
+    world.play(60)
+    assert not world.decisions
+
+
+def test_who_does_not_show_two_verifiers_what_it_contributed_is_remembered() -> None:
+    for seed in range(5):
+        world = World(nonce=b"%d" % seed, verifiers=2)
+        hidden = world.nodes[seed]
+        world.hiding = {(hidden, V), (hidden, W)}
+        world.play(40)
+        assert world.charged(Offence.SILENT) == {hidden}
+        first = world.decisions[0].evidence
+        said_by = sorted(key_of(verifier).public.hex() for verifier in (V, W))
+        assert first.by in (V, W) and first.facts == (("verifiers", " ".join(said_by)),)
+
+
+def test_who_shows_its_work_to_one_of_two_verifiers_is_replayed_by_that_one() -> None:
+    world = World(verifiers=2)
+    hidden = world.nodes[0]
+    world.hiding, world.works[hidden] = {(hidden, V)}, FALSE
+    world.play(60)
+    assert world.charged() == {hidden} and not world.charged(Offence.SILENT)
 
 
 def test_who_sends_something_else_is_soon_not_taken_any_more_and_nobody_else_is_charged() -> None:
