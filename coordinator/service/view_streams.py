@@ -42,7 +42,7 @@ class ViewStreams:
         """`data_key`: the run's key by how many were expelled."""
         self._loop, self._metrics = loop, metrics
         self._dispatch = ViewDispatch(loop.state, data_key)
-        self._update_later: asyncio.TimerHandle | None = None  # for a reason that is held back
+        self._update_later: asyncio.TimerHandle | None = None  # for a reason or a roster that is held back
         self._due, self._noticed = asyncio.Event(), asyncio.Event()  # an update is due; the state changed
 
     def open(self, node: NodeId, life: int, roster: bytes) -> StreamReader:
@@ -86,7 +86,7 @@ class ViewStreams:
             self._due.clear()
             began = time.monotonic()
             with self._metrics.dispatches.time():
-                sent = await self._update()
+                sent = await self.update()
             await self._pause(time.monotonic() + pause(time.monotonic() - began, sent))
 
     async def _pause(self, until: float) -> None:
@@ -97,7 +97,12 @@ class ViewStreams:
                     await self._noticed.wait()
             self._noticed.clear()
 
-    async def _update(self) -> int:
+    @property
+    def update_due(self) -> float | None:
+        """The time of the loop, in seconds, at which what is held back is shown; None: nothing is."""
+        return self._update_later.when() if self._update_later is not None else None
+
+    async def update(self) -> int:
         """Show every stream its view if that changed; how many did. What becomes urgent meanwhile cuts it
         short."""
         loop, sent = asyncio.get_running_loop(), 0
@@ -110,7 +115,10 @@ class ViewStreams:
                     if self._dispatch.is_urgent(self._loop.state):
                         self.notify()
                         break
-        if self._update_later is None and (at := self._dispatch.update_at) is not None:
+        at, due = self._dispatch.update_at, self.update_due
+        if at is not None and (due is None or at < due):
+            if self._update_later is not None:
+                self._update_later.cancel()
             self._update_later = loop.call_at(at, self._update_now)
         self._metrics.views.inc(sent)
         return sent

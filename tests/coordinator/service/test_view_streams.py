@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import scenario
@@ -11,9 +12,12 @@ from scenario import CONFIG, Run
 from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator.service import view
+from atoll.coordinator.service import view, view_dispatch
+from atoll.coordinator.service.event_loop import EventLoop
+from atoll.coordinator.service.metrics import Metrics
+from atoll.coordinator.service.roster import no_key
 from atoll.coordinator.service.view_dispatch import VersionedView, ViewDispatch
-from atoll.coordinator.service.view_streams import StreamReader
+from atoll.coordinator.service.view_streams import StreamReader, ViewStreams
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
@@ -36,6 +40,45 @@ def test_a_slow_reader_gets_the_latest_view_and_none_of_those_in_between() -> No
         return [*versions, *[pb.View.FromString(raw).version async for raw in views]]
 
     assert asyncio.run(story()) == [3, 7, 9]
+
+
+class StateAlone:
+    """As much of the event loop as streams of views go by."""
+
+    draining = False
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def crowd(self) -> None:
+        pass
+
+
+def test_a_roster_that_is_due_before_a_reason_that_was_held_back_is_shown_when_it_is_due() -> None:
+    """Else who joins a large run is refused by members that have not heard of it."""
+    names = [f"m{i}" for i in range(view_dispatch.MANY_STREAMS + 1)]
+    play = Run()
+    play.do("join", names)
+    nodes = tuple(play.state.members.here)
+
+    async def story() -> tuple[float | None, float | None]:
+        loop = StateAlone(play.state)
+        streams = ViewStreams(cast(EventLoop, loop), Metrics(), no_key)
+        for node in nodes:
+            streams.open(node, 1, b"")
+
+        async def show(reason: str, joins: str = "") -> float | None:
+            play.do("knock", [joins] if joins else [])
+            loop.state = replace(play.state, round=replace(play.state.round, reason=reason))
+            await streams.update()
+            return streams.update_due
+
+        await show("it waits")
+        assert await show("it waits", "first") is None, "both are shown at once the first time"
+        return await show("it waits for another reason"), await show("it waits for another reason", "second")
+
+    reason_at, due = asyncio.run(story())
+    assert reason_at is not None and due is not None and due < reason_at
 
 
 def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
