@@ -22,7 +22,8 @@ for it to hold the chunks (`spared`); what it lacks then it fetches. It is held 
 coordinator hears it; and an owner may give a member its chunks one after the other, just before it would ask
 others for them, so that it asks them all before anything is held against it (`to_be_told`). Who was in time, and
 yet behind all others, owes that at the commit, and beyond some seconds it is held against it: else it could hold
-up every round at no cost. So does who ends its part, or may have, before it is late (`lend_to_who_goes`).
+up every round at no cost. So does who ends its part, or may have, before it is late, or says then that it cannot reach another
+(`lend_to_who_goes`).
 
 `reduce` calls it; `rounds` does as much for those who are late with their work.
 """
@@ -215,10 +216,10 @@ def charge_who_is_gone(state: State, node: NodeId, silence: float, now: float, o
 
 
 def lend_to_who_goes(state: State, node: NodeId, now: float) -> State:
-    """Have a member that is about to end its part in the attempt in force, or may be dead, owe the time for which
-    that waited for it until `now`, in seconds, beyond twice what the others took. The coordinator was not away."""
+    """Have a member that is about to end its part in the attempt in force, or all of that, or may be dead, owe the
+    time for which that waited for it until `now`, in seconds, beyond twice what the others took."""
     r = state.round
-    if r.plan is None or (waited := now - r.plan.stage_at) < MIN_OWED_SECONDS:
+    if r.plan is None or now < r.patient_until or (waited := now - r.plan.stage_at) < MIN_OWED_SECONDS:
         return state
     done = r.plan.held_at if r.ledger.complete else r.plan.sealed_at
     behind = waited - 2 * _usual(state, [at - r.plan.stage_at for at in done.values()])

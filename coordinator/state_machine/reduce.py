@@ -245,6 +245,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         return state
     if not broken_paths.needed(r.ledger, node, peer):
         return state  # neither merges what the other sends
+    state = lateness.lend_to_who_goes(state, node, now)  # that the attempt ends is its word
     name, other = state.name(node), state.name(peer)
     out.append(Note(f"{name} lost {other} in attempt {r.ledger.attempt}: {event.reason}", node))
     blamed = state.members.here.get(peer)

@@ -106,7 +106,8 @@ def _candidates(state: State, verifier: NodeId) -> list[NodeId]:
     ledger, found = state.round.ledger, list[NodeId]()
     for node, work in ledger.contributions.items():
         member, lease = state.members.here.get(node), state.leases.by_node.get(node)
-        if member is None or not lease or not member.key or node not in state.makers or member.missed:
+        counted = node in state.makers or node in state.unawaited  # in the round before
+        if member is None or not lease or not member.key or not counted or member.missed:
             continue
         plain = work.claimed == work.samples and not work.earlier and work.damping == 1.0
         known = state.replays.valid.get(identity(state, node), 0) >= MIN_VALID

@@ -170,7 +170,7 @@ def _late(state: State, event: Event) -> bool:
 
 
 def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
-    if isinstance(event, GOING) and event.node in state.members.here and now >= state.round.patient_until:
+    if isinstance(event, GOING) and event.node in state.members.here:
         state = rounds.lend_to_who_goes(state, event.node, now)
         state = lateness.lend_to_who_goes(state, event.node, now)
     match event:

@@ -223,7 +223,7 @@ def test_who_is_late_with_its_work_and_goes_just_before_it_is_left_out_is_not_wa
 
 
 def test_who_is_waited_for_in_the_exchange_and_goes_just_before_it_is_late_is_not_waited_for_then() -> None:
-    for how in ("good-bye", "saves bytes", "broken", "put out"):
+    for how in ("good-bye", "saves bytes", "broken", "put out", "accuses"):
         story, seconds = Story(NAMES, "c"), list[float]()
         for _ in range(ROUNDS):
             story.train()
@@ -251,6 +251,8 @@ def hold_up_and_go(story: Story, how: str) -> float:
             case "saves bytes":
                 story.do("pause", [name, "bytes"])
                 story.do("wait", ["0.25"])
+            case "accuses":
+                story.do("lost", [name, next(n for n in NAMES if story.node(n) in story.owners() and n != name)])
             case "broken":
                 story.do("disconnect", [name])  # now it owes the time, and nobody waits for it any more
                 if story.state.round.number == number:
@@ -263,7 +265,7 @@ def hold_up_and_go(story: Story, how: str) -> float:
                     story.feed(beat)
                     story.do("wait", ["0.25"])
     if story.state.round.number == number:
-        story.reduce(holds=False)
+        story.reduce(holds=how == "accuses")
     else:
         story.tell()
     seconds = story.now - began

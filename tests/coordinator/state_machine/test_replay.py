@@ -16,10 +16,12 @@ from atoll.comm.evidence import Consequence, Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.replace import replace
+from atoll.comm.strikes import Strikes
 from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine.conduct import identity
 from atoll.coordinator.state_machine.events import Likeness
 from atoll.coordinator.state_machine.members import VERIFIER
 from atoll.coordinator.state_machine.replay import MIN_VALID, WARM_UP_REPLAYS
@@ -43,6 +45,7 @@ class World:
         run = dataclasses.replace(run, security=dataclasses.replace(run.security, replay=replay))
         self.state, self.now = State(run), 0.0
         self.works: dict[NodeId, Likeness] = {}
+        self.unawaited: set[NodeId] = set()  # owe time, and do not say that they hold the chunks
         self.hiding: set[tuple[NodeId, NodeId]] = set()  # (contributor, verifier)
         self.decisions: list[ev.Decision] = []
         self.notes: list[str] = []
@@ -94,7 +97,11 @@ class World:
         r = self.state.round
         assert r.plan is not None
         for node in r.ledger.members:
-            self.feed(ev.ReduceComplete(node, 1, r.plan.fence, r.ledger.root, 1, 1))
+            if node not in self.unawaited:
+                self.feed(ev.ReduceComplete(node, 1, r.plan.fence, r.ledger.root, 1, 1))
+        if self.unawaited:
+            self.now += 1.0
+            self.feed(ev.Tick())
 
     def show(self, shown: bool = True) -> None:
         for verifier in self.verifiers:
@@ -276,6 +283,18 @@ def test_who_shows_its_work_to_one_of_two_verifiers_is_replayed_by_that_one() ->
     world.hiding, world.works[hidden] = {(hidden, V)}, FALSE
     world.play(60)
     assert world.charged() == {hidden} and not world.charged(Offence.SILENT)
+
+
+def test_who_sends_something_else_is_replayed_though_no_commit_waits_for_it() -> None:
+    world = World()
+    liar = world.nodes[1]
+    world.works[liar], world.unawaited = FALSE, {liar}
+    owes = {identity(world.state, liar): Strikes(liar, owes_until=1000)}
+    world.state = replace(world.state, conduct=replace(world.state.conduct, strikes=owes))
+    world.play(2)
+    assert world.state.unawaited == {liar}
+    world.play(28)
+    assert world.charged() == {liar}
 
 
 def test_who_sends_something_else_is_soon_not_taken_any_more_and_nobody_else_is_charged() -> None:
