@@ -145,10 +145,9 @@ class Plan:
         here = [member for member in self.members if not member.gone]
         if not here:
             raise InvalidPlan(f"{self}: it has no members")
-        nodes = [member.node for member in here]
-        for node in nodes:
-            if nodes.count(node) > 1:
-                raise InvalidPlan(f"{self}: {node} is in it {nodes.count(node)} times")
+        node, times = Counter(member.node for member in here).most_common(1)[0]
+        if times > 1:
+            raise InvalidPlan(f"{self}: {node} is in it {times} times")
         for member in self.members:
             if not (math.isfinite(member.weight) and member.weight >= 0):
                 raise InvalidPlan(

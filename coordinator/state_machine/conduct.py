@@ -20,8 +20,8 @@ member.
 A delay is made up for, beside the strike and where nobody is struck (`lend_time`): who cost the others so many
 tenths of a round's inner time *owes time* for as many rounds, and others rely on it for nothing (`owes_time`): it
 owns no chunks, nor does anybody wait for what it is to say. So a silent member costs rounds of any length a tenth
-in the long run. Its work is taken as ever, so who only paused for a moment loses nothing. Who goes before it is late,
-however it goes, owes as much.
+in the long run. Its work is taken as ever, so who only paused for a moment loses nothing. Who goes before it is
+late, however it goes, owes as much.
 """
 
 from collections.abc import Sequence

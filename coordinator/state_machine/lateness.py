@@ -13,8 +13,8 @@ for everybody is no member's fault, and must end in a commit. A prediction knows
 exchange yet: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
 
 An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
-(`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`). Until then
-nobody else can know who of the two was late: the owner owes the time, and nothing is held against it.
+(`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`). Before
+that nobody else can know who of the two was late: the owner owes the time, and nothing is held against it.
 
 Who is late owes the others the time (`conduct.lend_time`): for some rounds it owns nothing, and no commit waits
 for it to hold the chunks (`spared`); what it lacks then it fetches. It is held against it over rounds, too
@@ -22,8 +22,8 @@ for it to hold the chunks (`spared`); what it lacks then it fetches. It is held 
 coordinator hears it; and an owner may give a member its chunks one after the other, just before it would ask
 others for them, so that it asks them all before anything is held against it (`to_be_told`). Who was in time, and
 yet behind all others, owes that at the commit, and beyond some seconds it is held against it: else it could hold
-up every round at no cost. So does who ends its part, or may have, before it is late, or says then that it cannot reach another
-(`lend_to_who_goes`).
+up every round at no cost. Who ends its part before it is late, or the attempt by saying that it cannot reach
+another one, or may be dead, owes the time until then (`lend_to_who_goes`).
 
 `reduce` calls it; `rounds` does as much for those who are late with their work.
 """
@@ -221,16 +221,23 @@ def lend_to_who_goes(state: State, node: NodeId, now: float) -> State:
     r = state.round
     if r.plan is None or now < r.patient_until or (waited := now - r.plan.stage_at) < MIN_OWED_SECONDS:
         return state
+    if waited - 2 * r.plan.expected < MIN_OWED_SECONDS or not _holds_up(state, node):
+        return state
     done = r.plan.held_at if r.ledger.complete else r.plan.sealed_at
-    behind = waited - 2 * _usual(state, [at - r.plan.stage_at for at in done.values()])
-    # in an attempt that takes no longer than usual, no look at each is worth it
-    return lend_time(state, node, behind) if behind >= MIN_OWED_SECONDS and _holds_up(state, node) else state
+    return lend_time(state, node, waited - 2 * _usual(state, [at - r.plan.stage_at for at in done.values()]))
 
 
 def _holds_up(state: State, node: NodeId) -> bool:
     """Whether the attempt in force waits for the node, and not for most of those of whom it asks something."""
-    r = state.round
+    r, ledger = state.round, state.round.ledger
     if r.plan is None or node in r.completions:
+        return False
+    # Where all go at once, no look at each is worth it.
+    if ledger.complete:
+        there = len(r.completions) + len(r.plan.missing_chunks)
+        if 2 * (len(ledger.members) - there) > len(ledger.members):
+            return False
+    elif node not in ledger.owners and not ledger.layered:
         return False
     late = waited_for(state)
     return node in late and 2 * len(late) <= len(_due(state))

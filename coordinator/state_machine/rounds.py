@@ -18,6 +18,7 @@ from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.conduct import (
+    MIN_OWED_SECONDS,
     WHOLE_STRIKE_SHARE,
     Evidence,
     Offence,
@@ -348,9 +349,13 @@ def _steps(state: State, node: NodeId, steps: int) -> float:
 
 def lend_to_who_goes(state: State, node: NodeId, now: float) -> State:
     """Have a participant that is about to go, or may be dead, owe the time for which the others waited for its
-    work until `now`, in seconds."""
+    work until `now`, in seconds. Where all go at once, no look at each is worth it."""
     r = state.round
-    if r.phase is not Phase.COLLECTING or r.planned_at is not None or node not in r.participants:
+    waits = r.phase is Phase.COLLECTING and r.planned_at is None and now - r.asked_at >= MIN_OWED_SECONDS
+    if not waits or node not in r.participants or node in r.ledger.contributions:
+        return state
+    away = _absent(state)
+    if node in away or 2 * _missing(state, away) > len(r.participants) - len(away):
         return state
     return lend_time(state, node, _waited_for_work(state, now).get(node, 0.0))
 

@@ -149,9 +149,7 @@ def test_the_commit_does_not_wait_for_those_few_who_owe_time_and_are_behind() ->
     kept_up = replace(state, makers=frozenset(five))  # in the round before
     assert not lateness.spared(kept_up, opened + 2.1), "they have twice what the others took"
     assert lateness.spared(kept_up, opened + 2.3) == set(five[3:])
-    assert not lateness.spared(owing(story.state, five[3]), opened + 2.3), (
-        "for the other one it waits in any case"
-    )
+    assert not lateness.spared(owing(story.state, five[3]), opened + 2.3), "for the other one it waits in any case"
     story.do("held", names[3:4])
     assert lateness.spared(owing(story.state, five[4]), opened + 2.3) == {five[4]}
     assert not lateness.spared(owing(story.state, five[3]), opened + 2.3)

@@ -37,6 +37,23 @@ MUTATIONS = [
         "if member is None:",
         REPLAY,
     ),
+    Mutation(
+        "one verifier that was shown nothing is enough", MACHINE, "MIN_UNSHOWN = 2", "MIN_UNSHOWN = 1", REPLAY
+    ),
+    Mutation(
+        "who was shown nothing asks again though another verifier could",
+        MACHINE,
+        "and not _is_for_others(state, node, verifier):",
+        "and True:",
+        REPLAY,
+    ),
+    Mutation(
+        "for whom no commit waits is never replayed",
+        MACHINE,
+        "counted = node in state.makers or node in state.unawaited",
+        "counted = node in state.makers",
+        REPLAY,
+    ),
     Mutation("ten replays that were well count for nothing", MACHINE, "RARELY = 0.1", "RARELY = 1.0", REPLAY),
     Mutation(
         "a member that copies another has that one blamed",

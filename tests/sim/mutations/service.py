@@ -99,6 +99,13 @@ MUTATIONS = [
         "        pass",
     ),
     Mutation(
+        "a roster waits for a reason that was held back before it",
+        C + "service/view_streams.py",
+        "if at is not None and (due is None or at < due):",
+        "if at is not None and due is None:",
+        "tests/coordinator/service/test_view_streams.py",
+    ),
+    Mutation(
         "a stream is not shown a new plan",
         C + "service/view_dispatch.py",
         "plan = mine.planned and common.plan is not old.plan",
