@@ -45,6 +45,7 @@ from atoll.coordinator.state_machine.conduct import (
     strike_part,
 )
 from atoll.coordinator.state_machine.events import Effect
+from atoll.coordinator.state_machine.members import REDUCER
 from atoll.coordinator.state_machine.state import State, count, exchanges, order
 
 MIN_MOMENT_SECONDS, MAX_MOMENT_SECONDS = 5.0, 30.0  # for which a process pauses, or a link stands still
@@ -184,7 +185,9 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
         return state
     facts = (("attempt", str(r.ledger.attempt)), ("seconds", waited), ("predicted", f"{r.plan.predicted:.3g}"))
     for node in sorted(late, key=order):
-        state = lend_time(state, node, seconds)
+        member = state.members.here.get(node)
+        if member is None or member.role != REDUCER:  # that owns nothing in any case, until it joins anew
+            state = lend_time(state, node, seconds)
         if not state.members.trusted(node):
             continue
         offence, what = Offence.LATE, f"say within {waited} s that it holds the sealed chunks"
