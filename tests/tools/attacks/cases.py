@@ -13,7 +13,7 @@ class Attack:
     note: str = ""  # why it costs what it costs, where that is more than nothing
 
 
-JOINS = "one join a second is taken, and is an event in the journal and a new view for every member."
+JOINS = "its token is used up by its first join; the others are refused, and count as a stranger's."
 REFUSED = "the first attempt of a round names it, the next asks it once more, the third goes on without it."
 QUOTA = (
     "these reports and those of its part have one quota, so that its part comes late. The others wait for it "
