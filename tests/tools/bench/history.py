@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -125,7 +124,7 @@ def read(folder: Path, past: int, told: Any) -> None:
             try:
                 with urllib.request.urlopen(url + question.format(since=since), timeout=60) as answer:
                     answer.read()
-            except urllib.error.URLError:
+            except OSError:
                 return  # the coordinator has stopped
             seconds[question].append(time.monotonic() - asked)
             told[f"{question} s, most"] = max(seconds[question])
