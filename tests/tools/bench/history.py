@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -124,7 +125,9 @@ def read(folder: Path, past: int, told: Any) -> None:
             try:
                 with urllib.request.urlopen(url + question.format(since=since), timeout=60) as answer:
                     answer.read()
-            except OSError:
+            except urllib.error.HTTPError:
+                raise
+            except (urllib.error.URLError, ConnectionError):
                 return  # the coordinator has stopped
             seconds[question].append(time.monotonic() - asked)
             told[f"{question} s, most"] = max(seconds[question])
