@@ -20,6 +20,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as pb_grpc
 from atoll.comm.proto.join_proof import prove_join
 from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.proto.report_stream import ReportStream
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.certificates import NAME, Certificate
 from atoll.comm.transport.frames import PROTOCOL
@@ -53,6 +54,7 @@ class Node:
         self.session, self.node, self.seen = "", NodeId(""), list[pb.View]()
         self.key, self.roster = PrivateKey.generate(), Roster()
         self._watching: asyncio.Task[None] | None = None
+        self._reports: ReportStream | None = None
 
     async def join(self, session: str = "", **changes: Any) -> pb.JoinReply:
         fields: dict[str, Any] = {
@@ -70,7 +72,12 @@ class Node:
 
     async def report(self, fence: pb.Fence | None = None, **report: Any) -> pb.Ack:
         request = pb.ReportRequest(session=self.session, fence=fence, **report)
-        return await self.stub.Report(request, timeout=SOON)
+        return await self.send(request)
+
+    async def send(self, request: pb.ReportRequest) -> pb.Ack:
+        if self._reports is None or self._reports.ended:
+            self._reports = ReportStream(self.stub)
+        return await self._reports.send(request, SOON)
 
     async def heartbeat(self, **fields: Any) -> pb.Ack:
         return await self.stub.Heartbeat(pb.HeartbeatRequest(session=self.session, **fields), timeout=SOON)

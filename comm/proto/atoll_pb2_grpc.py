@@ -49,7 +49,7 @@ class CoordinatorStub(object):
                 request_serializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.Ack.FromString,
                 _registered_method=True)
-        self.Report = channel.unary_unary(
+        self.Report = channel.stream_stream(
                 '/atoll.v1.Coordinator/Report',
                 request_serializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.ReportRequest.SerializeToString,
                 response_deserializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.Ack.FromString,
@@ -80,8 +80,9 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Report(self, request, context):
-        """Something happened on the node. Durable when acknowledged; a repeated report changes nothing.
+    def Report(self, request_iterator, context):
+        """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
+        refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +106,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.HeartbeatRequest.FromString,
                     response_serializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.Ack.SerializeToString,
             ),
-            'Report': grpc.unary_unary_rpc_method_handler(
+            'Report': grpc.stream_stream_rpc_method_handler(
                     servicer.Report,
                     request_deserializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.ReportRequest.FromString,
                     response_serializer=atoll_dot_comm_dot_proto_dot_atoll__pb2.Ack.SerializeToString,
@@ -203,7 +204,7 @@ class Coordinator(object):
             _registered_method=True)
 
     @staticmethod
-    def Report(request,
+    def Report(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -213,8 +214,8 @@ class Coordinator(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/atoll.v1.Coordinator/Report',
             atoll_dot_comm_dot_proto_dot_atoll__pb2.ReportRequest.SerializeToString,

@@ -39,8 +39,10 @@ class CoordinatorStub:
     """The node's views, now and after every change. The open stream is also the node's connection."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_atoll_pb2.HeartbeatRequest, _atoll_pb2.Ack]
     """Liveness with progress; decides nothing by itself."""
-    Report: _grpc.UnaryUnaryMultiCallable[_atoll_pb2.ReportRequest, _atoll_pb2.Ack]
-    """Something happened on the node. Durable when acknowledged; a repeated report changes nothing."""
+    Report: _grpc.StreamStreamMultiCallable[_atoll_pb2.ReportRequest, _atoll_pb2.Ack]
+    """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
+    refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
+    """
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -51,8 +53,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """The node's views, now and after every change. The open stream is also the node's connection."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_atoll_pb2.HeartbeatRequest, _atoll_pb2.Ack]  # type: ignore[assignment]
     """Liveness with progress; decides nothing by itself."""
-    Report: _aio.UnaryUnaryMultiCallable[_atoll_pb2.ReportRequest, _atoll_pb2.Ack]  # type: ignore[assignment]
-    """Something happened on the node. Durable when acknowledged; a repeated report changes nothing."""
+    Report: _aio.StreamStreamMultiCallable[_atoll_pb2.ReportRequest, _atoll_pb2.Ack]  # type: ignore[assignment]
+    """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
+    refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
+    """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -82,9 +86,11 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Report(
         self,
-        request: _atoll_pb2.ReportRequest,
+        request_iterator: _MaybeAsyncIterator[_atoll_pb2.ReportRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_atoll_pb2.Ack, _abc.Awaitable[_atoll_pb2.Ack]]:
-        """Something happened on the node. Durable when acknowledged; a repeated report changes nothing."""
+    ) -> _typing.Union[_abc.Iterator[_atoll_pb2.Ack], _abc.AsyncIterator[_atoll_pb2.Ack]]:
+        """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
+        refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
+        """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

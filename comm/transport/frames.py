@@ -103,7 +103,7 @@ from atoll.comm.transport.key_ring import PROOF_BYTES, KeyRing
 
 MAGIC = b"ATOL"
 VERSION = 8
-PROTOCOL = 301 + VERSION  # version of the control plane: who could not talk to peers is refused by the coordinator
+PROTOCOL = 302 + VERSION  # version of the control plane: who could not talk to peers is refused by the coordinator
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBBI")
 HEADER = struct.Struct("<BBHIQQQIIII")

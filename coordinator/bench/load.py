@@ -22,6 +22,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 from atoll.comm.proto.join_proof import prove_join
 from atoll.comm.proto.packed_plan import read_plan
+from atoll.comm.proto.report_stream import ReportStream
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 
@@ -160,6 +161,7 @@ class LoadMember:
         self._watch = channel.unary_stream("/atoll.v1.Coordinator/Watch", pb.WatchRequest.SerializeToString)
         self.session, self.interval, self._node = "", 1.0, ""
         self._round = 0
+        self._reports: ReportStream | None = None
         self._done: dict[str, int] = {}  # the round in which it last said something of a kind
 
     async def live(self) -> None:
@@ -260,7 +262,9 @@ class LoadMember:
 
     async def _send(self, request: pb.ReportRequest) -> None:
         request.session = self.session
-        ack = await self._stub.Report(request, timeout=CALL_TIMEOUT)
+        if self._reports is None:
+            self._reports = ReportStream(self._stub)
+        ack = await self._reports.send(request, CALL_TIMEOUT)
         self._load.result.reports.append(time.monotonic())
         if not ack.known:
             self._load.tell(f"{self._node} is no member any more: {ack.reason}")

@@ -133,6 +133,7 @@ class ControlPlane:
         finally:
             self.event_loop.stop()  # first: the streams that end now are nobody's fault
             self.views.end()
+            self._service.report_streams.end()
             await self._server.stop(LAST_ANSWERS_TIMEOUT)
             for task in (dispatch, events, *guards):
                 task.cancel()

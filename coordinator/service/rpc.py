@@ -1,7 +1,7 @@
 """The control plane over grpc.aio: turns calls into events, and the streams of views into streams of bytes.
 
 Refuses at the edge, with a sentence: wrong protocol, run, token or session, what is out of bounds, what comes too
-often. Every call but `Watch` ends within `CALL_TIMEOUT`, whatever deadline it came with.
+often. Every call but the streams, and each report, ends within `CALL_TIMEOUT`, whatever deadline it came with.
 
 Who speaks under a session is `sessions`' to say: its secret brings a node back under its id without a token. A
 node may choose its secret itself and send it with its first join: should the answer be lost, the same join brings
@@ -36,6 +36,7 @@ from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.refusals import barred, status_of
 from atoll.coordinator.service.report_limits import REPORT_BYTES, ReportBytes, check_entries
+from atoll.coordinator.service.report_streams import ReportStreams
 from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
@@ -87,7 +88,7 @@ class CoordinatorService:
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
         self._heartbeats, self._reports = TokenBuckets(HEARTBEAT_LIMIT), TokenBuckets(REPORT_LIMIT)
-        self._report_bytes = ReportBytes()
+        self._report_bytes, self.report_streams = ReportBytes(), ReportStreams()
         self._entrances, self._strangers = TokenBuckets(ENTRANCE_LIMIT), TokenBuckets(STRANGER_LIMIT)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -97,7 +98,9 @@ class CoordinatorService:
             "Join": unary(self.Join, pb.JoinRequest.FromString, pb.JoinReply.SerializeToString),
             "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, pb.WatchRequest.FromString),
             "Heartbeat": unary(self.Heartbeat, pb.HeartbeatRequest.FromString, pb.Ack.SerializeToString),
-            "Report": unary(self.Report, pb.ReportRequest.FromString, pb.Ack.SerializeToString),
+            "Report": grpc.stream_stream_rpc_method_handler(
+                self.Report, pb.ReportRequest.FromString, pb.Ack.SerializeToString
+            ),
         }
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
@@ -202,15 +205,23 @@ class CoordinatorService:
         ack.gateways.extend(self._gateways.told)
         return ack
 
-    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
-        """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
-        `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to a later incarnation of the
-        coordinator and has to join again, `FAILED_PRECONDITION` if it has another model than the run,
-        `UNAVAILABLE` when the node should say it again."""
+    async def Report(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> AsyncIterator[pb.Ack]:
+        """Make a member's reports durable and act on them, one after the other; each answer says whether it is still
+        a member. Aborts with `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to a later
+        incarnation of the coordinator and has to join again, `FAILED_PRECONDITION` if it has another model than the
+        run, `UNAVAILABLE` when the node should say it again."""
+        try:
+            async for request in requests:
+                yield await self._take_report(request, context)
+        finally:
+            self.report_streams.leave()
+
+    async def _take_report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
             return self._ack(request.session)
+        self.report_streams.enter(member.node)
         self._prove(member.node, context)
         await self._limit(self._reports, member.node, context, "reports", REFUSAL_PAUSE)
         if request.fence.incarnation > self._event_loop.state.incarnation:

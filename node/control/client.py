@@ -28,6 +28,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 from atoll.comm.proto.join_proof import prove_join
 from atoll.comm.proto.packed_plan import OtherRoster, unpack_plan
+from atoll.comm.proto.report_stream import ReportStream
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
@@ -81,6 +82,7 @@ class ControlClient:
         self._posted = {queue.kind: asyncio.Event() for queue in self._outbox.queues}
         self._left = set[asyncio.Task[None]]()  # that close channels to where the coordinator was
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
+        self._reports: ReportStream | None = None  # opened by the first report
         self._away_since: float | None = None  # seconds; when the coordinator stopped answering
         self._outages = deque[tuple[float, float]]((), MAX_OUTAGES)  # seconds; from when to when it did not
         self.clock = ClockOffset()
@@ -94,6 +96,7 @@ class ControlClient:
         for closing in self._left:
             closing.cancel()
         await asyncio.gather(*self._left, return_exceptions=True)
+        self._end_reports()
         if self._channel is not None:
             await self._channel.close()
 
@@ -159,6 +162,7 @@ class ControlClient:
         return self._channel
 
     def _use(self, channel: grpc.aio.Channel) -> grpc.aio.Channel:
+        self._end_reports()
         self._channel, self._stub = channel, rpc.CoordinatorStub(channel)
         return channel
 
@@ -234,8 +238,18 @@ class ControlClient:
                     async with asyncio.timeout(pause if isfinite(pause) else None):
                         await posted.wait()
             request = queue.take()
-            ack = await self._retry(lambda r=request: self._stub.Report(r, timeout=CALL_SECONDS), OUTAGE_SECONDS)  # type: ignore[misc]
+            ack = await self._retry(lambda r=request: self._tell(r, CALL_SECONDS), OUTAGE_SECONDS)  # type: ignore[misc]
             queue.acknowledge(ack)
+
+    async def _tell(self, report: pb.ReportRequest, timeout: float) -> pb.Ack:
+        if self._reports is None or self._reports.ended:
+            self._reports = ReportStream(self._stub)
+        return await self._reports.send(report, timeout)
+
+    def _end_reports(self) -> None:
+        if self._reports is not None:
+            self._reports.close()
+            self._reports = None
 
     async def heartbeat(self, beat: pb.HeartbeatRequest) -> bool:
         """One heartbeat; returns whether it was answered: a missed one is made up for by the next. Raises
@@ -272,8 +286,8 @@ class ControlClient:
         leave = pb.Leave(reason=reason, incidents=incidents)
         request = pb.ReportRequest(session=self.session, leave=leave)
         try:
-            await self._stub.Report(request, timeout=2.0)
-        except grpc.aio.AioRpcError:
+            await self._tell(request, 2.0)
+        except (grpc.aio.AioRpcError, Unreachable):
             log.info("the coordinator did not hear the good-bye; it will notice")
 
     async def _retry(self, call: Callable[[], Awaitable[T]], patience: float) -> T:

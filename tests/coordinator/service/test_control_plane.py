@@ -222,7 +222,7 @@ def test_a_call_without_a_deadline_is_not_kept_waiting_for_ever(
             request = pb.ReportRequest(
                 session=ada.session, layout_reported=pb.LayoutReported(numel=1, digest=digest(1))
             )
-            assert "say it again" in await refused(ada.stub.Report(request), Code.UNAVAILABLE)
+            assert "say it again" in await refused(ada.send(request), Code.UNAVAILABLE)
 
     asyncio.run(story())
 

@@ -125,7 +125,7 @@ def test_another_model_is_refused_for_good_and_a_layout_of_an_earlier_session_is
             assert "41 parameters" in await refused(bo.report(layout_reported=other), Code.FAILED_PRECONDITION)
             before, same = ada.session, pb.LayoutReported(numel=40, digest=digest("layout"))
             await ada.join(before)
-            late = await ada.stub.Report(pb.ReportRequest(session=before, layout_reported=same), timeout=SOON)
+            late = await ada.send(pb.ReportRequest(session=before, layout_reported=same))
             assert not late.known and "joined again" in late.reason
             assert (await ada.report(layout_reported=same)).known
 

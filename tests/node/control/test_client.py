@@ -54,13 +54,14 @@ class Coordinator(rpc.CoordinatorServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
         return self.ack
 
-    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
-        self.reports.append(request)
-        if request.HasField("state_reported"):
-            await self.answering.wait()
-            if self.failures:
-                await context.abort(self.failures.pop(0), "its disk is full")
-        return self.ack
+    async def Report(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> AsyncIterator[pb.Ack]:
+        async for request in requests:
+            self.reports.append(request)
+            if request.HasField("state_reported"):
+                await self.answering.wait()
+                if self.failures:
+                    await context.abort(self.failures.pop(0), "its disk is full")
+            yield self.ack
 
 
 def run(body: Coroutine[Any, Any, None]) -> None:
