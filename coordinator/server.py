@@ -40,7 +40,7 @@ from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RecordOptions, RunRecords
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Publish
-from atoll.coordinator.state_machine.state import Phase
+from atoll.coordinator.state_machine.state import CLOSING
 from atoll.coordinator.tracking.tracker import WANDB_ID, Tracker
 from atoll.coordinator.tracking.view import save_view
 
@@ -170,7 +170,7 @@ async def _collect_garbage(plane: ControlPlane) -> None:
         while True:
             await asyncio.sleep(GARBAGE_INTERVAL)
             for _ in range(MAX_GARBAGE_POLLS):
-                if plane.event_loop.state.round.phase not in (Phase.COLLECTING, Phase.REDUCING):
+                if plane.event_loop.state.round.phase not in CLOSING:
                     break
                 await asyncio.sleep(GARBAGE_POLL)
             gc.collect()

@@ -22,13 +22,12 @@ from atoll.coordinator.service.rpc import SERVICE_NAME, CoordinatorService, host
 from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine.events import Effect
-from atoll.coordinator.state_machine.state import Phase
+from atoll.coordinator.state_machine.state import CLOSING
 
 log = logging.getLogger("atoll.coordinator")
 DRAIN_TIMEOUT = 30.0  # seconds that a stopping coordinator waits for the round that is closing
 LAST_VIEWS_TIMEOUT = 1.0  # seconds for the last views to leave
 LAST_ANSWERS_TIMEOUT = 0.5  # seconds for the last answers to leave
-CLOSING_PHASES = (Phase.COLLECTING, Phase.REDUCING)
 MAX_CALLS = 50_000  # at a time, streams included
 # Calls on one connection at a time: a member has its stream of views, a heartbeat, and a report of each kind.
 MAX_STREAMS = 32
@@ -147,12 +146,12 @@ class ControlPlane:
         loop.draining = True
         self.views.notify()
         self.health.draining = True
-        if loop.state.round.phase in CLOSING_PHASES and not loop.trouble:
+        if loop.state.round.phase in CLOSING and not loop.trouble:
             log.info(
                 f"stopping when round {number} is done, in {DRAIN_TIMEOUT:g} s at most; "
                 "a second signal stops at once"
             )
-            over = loop.wait_until(lambda s: s.round.number > number or s.round.phase not in CLOSING_PHASES)
+            over = loop.wait_until(lambda s: s.round.number > number or s.round.phase not in CLOSING)
             done = asyncio.create_task(over)
             hurry = asyncio.create_task(at_once.wait())
             await asyncio.wait((done, hurry), timeout=DRAIN_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)

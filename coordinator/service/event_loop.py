@@ -45,7 +45,7 @@ from atoll.coordinator.state_machine.events import (
     Publish,
     WritesResumed,
 )
-from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.state import CLOSING, Phase, State
 
 log = logging.getLogger("atoll.coordinator")
 NONCE_BYTES = 32
@@ -61,6 +61,9 @@ MIN_TELEMETRY_INTERVAL, MAX_TELEMETRY_INTERVAL, TELEMETRY_INTERVAL_PER_NODE = 1.
 # Members that wait for one write from which on they are a crowd, and seconds for which they are after it: so long
 # the next step and the views that follow from it may take.
 CROWD, CROWD_SECONDS = 8, 0.25
+# The share of a phase's reports from which on the last ones are awaited, where they are so many that to act on the
+# last one takes tens of milliseconds.
+LAST_SHARE, MANY = 0.9, 100
 ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"
 
@@ -132,6 +135,14 @@ class EventLoop:
         """Count many members as waiting from now on, for a while."""
         self._crowd_until = time.monotonic() + CROWD_SECONDS
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether many members wait for the last reports of a phase: any may be the one that ends it, and the step
+        that follows from that one is long."""
+        r = self.state.round
+        said = r.ledger.contributions if r.phase is Phase.COLLECTING else r.completions
+        return r.phase in CLOSING and len(said) >= max(LAST_SHARE * len(r.participants), MANY)
+
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
         next_write = 0.0  # seconds; when the next write is due
@@ -141,6 +152,8 @@ class EventLoop:
                 await self._arrival(self._group.ticks.wait(self.clock()))
                 if self._group.waiting:
                     await asyncio.sleep(next_write - time.monotonic())
+                    if self._is_awaited:
+                        self.crowd()
                     began = time.monotonic()
                     await self._commit(self._group.prepare_queue(self.clock()))
                     ended = time.monotonic()

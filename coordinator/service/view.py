@@ -18,7 +18,7 @@ from atoll.comm.proto.packed_plan import pack_plan, stray_members, unpack_plan
 from atoll.coordinator.service.roster import Roster, no_key, roster_of
 from atoll.coordinator.state_machine.conduct import identity, penalty
 from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, VERIFIER, Member, MemberState
-from atoll.coordinator.state_machine.state import TRAINING, Phase, Replay, State, order
+from atoll.coordinator.state_machine.state import CLOSING, TRAINING, Phase, Replay, State, order
 from atoll.coordinator.state_machine.weights import round_length, scales, weights
 
 MAX_DONORS = 8  # named to a node that lacks the state
@@ -208,7 +208,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         evaluate=r.evaluator == node,
         ready=node in r.ledger.contributions,
         reached=node in r.reached,
-        closing=r.phase in (Phase.COLLECTING, Phase.REDUCING) and node in r.participants,
+        closing=r.phase in CLOSING and node in r.participants,
         lease=state.leases.by_node.get(node, ()) if trains else (),
         planned=node in common.plan_nodes,
         donors=_sources(common, node) if lacks else (),

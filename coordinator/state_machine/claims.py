@@ -53,10 +53,11 @@ def with_timely_claims(state: State, now: float, out: list[Effect]) -> State:
     """The contributions that no attempt has yet, each bounded by the time that its node had."""
     ledger, entered = state.round.ledger, {e.node for e in state.round.ledger.entries}
     bounded, paces = dict[NodeId, Contribution](), TopPaces.of(state.members.here, state.round)
+    least = state.most_steps  # that a node may have taken: what it is told to
     for node, work in ledger.contributions.items():
         if node in entered or node not in state.members.here:
             continue
-        most = state.config.inner.batch_size * _possible_steps(state, node, paces, now)
+        most = state.config.inner.batch_size * max(least, _possible_steps(state, node, paces, now))
         if work.claimed > most:
             bounded[node] = replace(work, untimely=work.claimed - max(int(most), 1))
             sentence = f"{state.name(node)} claims {work.claimed} samples, and had the time for {int(most)}"
@@ -68,14 +69,14 @@ def with_timely_claims(state: State, now: float, out: list[Effect]) -> State:
 
 
 def _possible_steps(state: State, node: NodeId, paces: TopPaces, now: float) -> float:
-    """Inner steps that the node may have taken since its work was last counted; infinite where nothing was
-    measured: nobody has a pace yet, or the coordinator was away."""
+    """Inner steps that the node may have taken since its work was last counted, by what was measured; infinite
+    where nothing was: nobody has a pace yet, or the coordinator was away."""
     me = state.members.here[node]
     pace = max(me.fastest, paces.others(node))
     if not pace or state.round.patient_until:
         return inf
     margin = max(MIN_PACE_MARGIN, state.config.rounds.ceiling)
-    return max(state.most_steps, margin * pace * (now - me.counted_at))
+    return margin * pace * (now - me.counted_at)
 
 
 def with_counted_work(

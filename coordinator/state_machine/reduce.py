@@ -371,8 +371,8 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     missed = {n: min(here[n].missed + 1, MAX_MISSED_ROUNDS) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
     turns = {n: here[n].turns + 1 if n in r.slow else 0 for n in r.participants if n in here}
-    changed = (replace(here[n], missed=rounds, turns=turns[n]) for n, rounds in missed.items())
-    members = who.put(state.members, *(m for m in changed if m != here[m.node]))
+    other = [n for n, rounds in missed.items() if (rounds, turns[n]) != (here[n].missed, here[n].turns)]
+    members = who.put(state.members, *(replace(here[n], missed=missed[n], turns=turns[n]) for n in other))
     members = who.put(members, *with_counted_work(members.here, r, weights))
     members = who.put(members, *with_seen_rates(members.here, witnessed_rates(r.completions)))
     near: dict[int, list[NodeId]] = {}

@@ -48,6 +48,7 @@ class Phase(StrEnum):
 
 WITHOUT_MODEL = (MemberState.JOINING, MemberState.REDUCER)
 TRAINING = (Phase.INNER, Phase.COLLECTING, Phase.REDUCING)
+CLOSING = (Phase.COLLECTING, Phase.REDUCING)
 Pair = tuple[NodeId, NodeId]
 SealedBytes = tuple[int, int, bytes]  # of this chunk, its owner's since this attempt, with this digest
 Told = tuple[NodeId, SealedBytes, int]  # by this member, of these, in this attempt
