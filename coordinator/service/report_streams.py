@@ -1,31 +1,51 @@
 """The open streams of reports: one of each node, the newest."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from atoll.comm.ids import NodeId
 
+Task = asyncio.Task[object]
+
 
 class ReportStreams:
-    """The tasks that read the nodes' reports, each from one stream."""
+    """The tasks that take the nodes' reports, each from one stream."""
 
     def __init__(self) -> None:
-        self._tasks: dict[NodeId, asyncio.Task[object]] = {}
+        self._tasks: dict[NodeId, Task] = {}
+        self._ending = set[Task]()
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Take reports in this task, until the stream ends, or is ended here: that is no error."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._ending:
+                raise
+            task.uncancel()
+        finally:
+            self._ending.discard(task)
+            for node in [n for n, other in self._tasks.items() if other is task]:
+                del self._tasks[node]
 
     def enter(self, node: NodeId) -> None:
-        """Count the stream of this task as the node's; an earlier one of the node ends."""
+        """Count this task's stream as the node's; an earlier one of the node ends."""
         task, before = asyncio.current_task(), self._tasks.get(node)
-        if before is not task and task is not None:
+        assert task is not None
+        if before is not task:
             self._tasks[node] = task
             if before is not None:
-                before.cancel()
-
-    def leave(self) -> None:
-        """Forget the stream of this task, which ends."""
-        task = asyncio.current_task()
-        for node in [n for n, other in self._tasks.items() if other is task]:
-            del self._tasks[node]
+                self._end(before)
 
     def end(self) -> None:
         """End every stream."""
         for task in self._tasks.values():
-            task.cancel()
+            self._end(task)
+
+    def _end(self, task: Task) -> None:
+        self._ending.add(task)
+        task.cancel()

@@ -206,15 +206,13 @@ class CoordinatorService:
         return ack
 
     async def Report(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> AsyncIterator[pb.Ack]:
-        """Make a member's reports durable and act on them, one after the other; each answer says whether it is still
-        a member. Aborts with `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to a later
-        incarnation of the coordinator and has to join again, `FAILED_PRECONDITION` if it has another model than the
-        run, `UNAVAILABLE` when the node should say it again."""
-        try:
+        """Make a member's reports durable and act on them, one after the other; each answer says whether it is
+        still a member. Aborts with `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to
+        a later incarnation of the coordinator and has to join again, `FAILED_PRECONDITION` if it has another model
+        than the run, `RESOURCE_EXHAUSTED` for too many, `UNAVAILABLE` when the node should say it again."""
+        with self.report_streams.stream():
             async for request in requests:
                 yield await self._take_report(request, context)
-        finally:
-            self.report_streams.leave()
 
     async def _take_report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         member = self._member(request.session)

@@ -14,9 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto.report_stream import ReportStream
 from atoll.comm.rate_limits import RateLimit
 from atoll.coordinator.monitor.http import snapshot
-from atoll.coordinator.service import event_loop, rpc
+from atoll.coordinator.service import control_plane, event_loop, rpc
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase
@@ -223,6 +224,36 @@ def test_a_call_without_a_deadline_is_not_kept_waiting_for_ever(
                 session=ada.session, layout_reported=pb.LayoutReported(numel=1, digest=digest(1))
             )
             assert "say it again" in await refused(ada.send(request), Code.UNAVAILABLE)
+
+    asyncio.run(story())
+
+
+def test_a_node_has_one_stream_of_reports_and_another_ends_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.join()
+            request = pb.ReportRequest(
+                session=ada.session, layout_reported=pb.LayoutReported(numel=40, digest=digest("layout"))
+            )
+            first, second = ReportStream(ada.stub), ReportStream(ada.stub)
+            assert (await first.send(request, SOON)).known and (await second.send(request, SOON)).known
+            await until(lambda: first.ended)
+            assert not second.ended and (await second.send(request, SOON)).known
+
+    asyncio.run(story())
+
+
+def test_a_stopping_coordinator_waits_for_no_stream_of_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(control_plane, "LAST_ANSWERS_TIMEOUT", 10 * SOON)
+        async with asyncio.timeout(SOON), coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.at_work()
+            c.plane.stop()
+            await ada.stream_ends()
 
     asyncio.run(story())
 
