@@ -1197,6 +1197,7 @@ class Ack(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """false: the session is no longer a member's; join again"""
     reason: _builtins.str
@@ -1206,6 +1207,8 @@ class Ack(_message.Message):
     """of the node's latest view: one that has an older one should open its stream again"""
     now: _builtins.float
     """seconds since 1970 by the coordinator's clock, in answers to heartbeats; 0: not told"""
+    status: _builtins.int
+    """of gRPC: a report is refused, for this reason; 0: it was taken, if the session is known"""
     @_builtins.property
     def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the run, now: to a heartbeat"""
@@ -1219,10 +1222,11 @@ class Ack(_message.Message):
         version: _builtins.int = ...,
         gateways: _abc.Iterable[_builtins.str] | None = ...,
         now: _builtins.float = ...,
+        status: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "incarnation", b"incarnation", "known", b"known", "now", b"now", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "incarnation", b"incarnation", "known", b"known", "now", b"now", "reason", b"reason", "status", b"status", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

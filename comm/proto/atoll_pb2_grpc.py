@@ -81,8 +81,8 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request_iterator, context):
-        """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
-        refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
+        """What happened on the node, report after report: each is durable when acknowledged, in their order; a repeated one
+        changes nothing. A node has one such stream: another ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,8 +40,8 @@ class CoordinatorStub:
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_atoll_pb2.HeartbeatRequest, _atoll_pb2.Ack]
     """Liveness with progress; decides nothing by itself."""
     Report: _grpc.StreamStreamMultiCallable[_atoll_pb2.ReportRequest, _atoll_pb2.Ack]
-    """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
-    refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
+    """What happened on the node, report after report: each is durable when acknowledged, in their order; a repeated one
+    changes nothing. A node has one such stream: another ends it.
     """
 
 @_typing.type_check_only
@@ -54,8 +54,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     Heartbeat: _aio.UnaryUnaryMultiCallable[_atoll_pb2.HeartbeatRequest, _atoll_pb2.Ack]  # type: ignore[assignment]
     """Liveness with progress; decides nothing by itself."""
     Report: _aio.StreamStreamMultiCallable[_atoll_pb2.ReportRequest, _atoll_pb2.Ack]  # type: ignore[assignment]
-    """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
-    refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
+    """What happened on the node, report after report: each is durable when acknowledged, in their order; a repeated one
+    changes nothing. A node has one such stream: another ends it.
     """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
@@ -89,8 +89,8 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_atoll_pb2.ReportRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_atoll_pb2.Ack], _abc.AsyncIterator[_atoll_pb2.Ack]]:
-        """What happened on the node, report after report: durable when acknowledged, one after the other. A report that is
-        refused ends the stream; a repeated one changes nothing. A node has one such stream: another ends it.
+        """What happened on the node, report after report: each is durable when acknowledged, in their order; a repeated one
+        changes nothing. A node has one such stream: another ends it.
         """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,13 +1,13 @@
-"""One stream of reports to the coordinator, over which those of all queues travel; `ControlClient` opens the next.
+"""One stream of reports to the coordinator, over which those of all kinds travel; who reports opens the next one
+when it has ended.
 
 Reports leave as they come, without waiting for the answers to those before them. The coordinator takes them one
-after the other and answers in their order. One that it refuses ends the stream: the refusal is the answer to the
-first that has none; what was sent behind it is to be sent again, as nobody knows whether it was taken.
+after the other and answers in their order: an answer says that its report was taken, or with which status and
+sentence it is refused, as a call of its own would be.
 """
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 
 import grpc
 
@@ -16,17 +16,20 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 
 ENDED = "the stream of reports ended"
+CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ReportStream:
-    """An open stream of reports. It ends with a report that is refused or not answered in time, with the
-    connection, and by `close`."""
+    """An open stream of reports. It ends with its connection, with a report that is not answered in time, and by
+    `close`; whether what has no answer by then was taken nobody knows."""
 
     def __init__(self, stub: "rpc.CoordinatorAsyncStub") -> None:
         self._call: grpc.aio.StreamStreamCall[pb.ReportRequest, pb.Ack] = stub.Report()
-        self._writing = asyncio.Lock()
+        self._unsent = asyncio.Queue[pb.ReportRequest]()
         self._unanswered = deque[asyncio.Future[pb.Ack]]()
+        self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())
+        self._reading.add_done_callback(self._end)
 
     @property
     def ended(self) -> bool:
@@ -34,42 +37,51 @@ class ReportStream:
         return self._reading.done() or self._call.done()
 
     async def send(self, report: pb.ReportRequest, timeout: float) -> pb.Ack:
-        """Send a report, and return the answer to it. Raises `AioRpcError` for one that is refused, and
-        `Unreachable` for one that may have been taken: where the stream ended, or no answer came in `timeout`
-        seconds, with which the stream ends."""
+        """Send a report, and return the answer to it. Raises `AioRpcError` for one that is refused, or may have
+        been taken before the connection broke, `Unreachable` for one that may have been taken before the stream
+        ended otherwise: as it does where no answer comes in `timeout` seconds."""
+        if self._reading.done():
+            raise Unreachable(ENDED)
         answer: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
+        self._unanswered.append(answer)
+        self._unsent.put_nowait(report)
         try:
             async with asyncio.timeout(timeout):
-                async with self._writing:
-                    if self._reading.done():
-                        raise Unreachable(ENDED)
-                    self._unanswered.append(answer)
-                    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_read` hears why
-                        await self._call.write(report)
-                return await answer
+                ack = await answer
         except TimeoutError:
             self.close()
             raise Unreachable(f"no answer to a report for {timeout:g} s") from None
+        if ack.status:
+            nothing = grpc.aio.Metadata()
+            code = CODES.get(ack.status, grpc.StatusCode.UNKNOWN)
+            raise grpc.aio.AioRpcError(code, nothing, nothing, details=ack.reason)
+        return ack
 
     def close(self) -> None:
         """End the stream."""
-        self._call.cancel()
+        self._reading.cancel()
+
+    async def _write(self) -> None:
+        """Write reports as they come; where that fails, `_read` hears why."""
+        try:
+            while True:
+                await self._call.write(await self._unsent.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass
 
     async def _read(self) -> None:
-        """Hand each report its answer, until the stream ends."""
-        why: Exception = Unreachable(ENDED)
-        try:
-            async for ack in self._call:
-                if not self._unanswered:
-                    break  # an answer to nothing
-                if not (answer := self._unanswered.popleft()).done():
-                    answer.set_result(ack)
-        except grpc.aio.AioRpcError as refusal:
-            why = refusal
-        finally:
-            self._call.cancel()
-            for answer in self._unanswered:
-                if not answer.done():
-                    answer.set_exception(why)
-                why = Unreachable(ENDED)
-            self._unanswered.clear()
+        """Hand each report its answer, until the stream ends; an answer to nothing ends it, too."""
+        async for ack in self._call:
+            if not self._unanswered:
+                return
+            if not (answer := self._unanswered.popleft()).done():
+                answer.set_result(ack)
+
+    def _end(self, reading: asyncio.Task[None]) -> None:
+        """Let nobody wait who has no answer."""
+        self._writing.cancel()
+        self._call.cancel()
+        error = None if reading.cancelled() else reading.exception()
+        for answer in self._unanswered:
+            if not answer.done():
+                answer.set_exception(error or Unreachable(ENDED))

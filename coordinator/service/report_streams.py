@@ -1,12 +1,44 @@
-"""The open streams of reports: one of each node, the newest."""
+"""The open streams of reports: one of each node, the newest; and how one of their reports is refused."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
+
+import grpc
 
 from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
 
 Task = asyncio.Task[object]
+
+
+class ReportRefused(Exception):
+    """A report that is refused; the stream goes on."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self._code, self._sentence = code, sentence
+
+    @property
+    def ack(self) -> pb.Ack:
+        """The answer to it."""
+        return pb.Ack(status=self._code.value[0], reason=self._sentence)
+
+
+class ReportContext:
+    """The context of one report of a stream: what aborts a call of its own refuses this one report."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[object, object]) -> None:
+        self._peer = context.peer()
+
+    def peer(self) -> str:
+        """From where it comes, as a call's context says it."""
+        return self._peer
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """Raises `ReportRefused`."""
+        raise ReportRefused(code, details)
 
 
 class ReportStreams:

@@ -36,7 +36,7 @@ from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.refusals import barred, status_of
 from atoll.coordinator.service.report_limits import REPORT_BYTES, ReportBytes, check_entries
-from atoll.coordinator.service.report_streams import ReportStreams
+from atoll.coordinator.service.report_streams import ReportContext, ReportRefused, ReportStreams
 from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
@@ -58,7 +58,8 @@ STRANGER_LIMIT = RateLimit(5, 50)  # of one address: calls that prove nothing, s
 # does not wait by itself can make only so many, each of which costs about as much as one that is taken.
 REFUSAL_PAUSE = 1.0
 Code = grpc.StatusCode
-Context = grpc.aio.ServicerContext[object, object]
+Call = grpc.aio.ServicerContext[object, object]
+Context = Call | ReportContext
 
 
 class CoordinatorService:
@@ -205,14 +206,19 @@ class CoordinatorService:
         ack.gateways.extend(self._gateways.told)
         return ack
 
-    async def Report(self, requests: AsyncIterator[pb.ReportRequest], context: Context) -> AsyncIterator[pb.Ack]:
+    async def Report(self, requests: AsyncIterator[pb.ReportRequest], context: Call) -> AsyncIterator[pb.Ack]:
         """Make a member's reports durable and act on them, one after the other; each answer says whether it is
-        still a member. Aborts with `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to
+        still a member. Refuses with `INVALID_ARGUMENT` for a malformed report, `ABORTED` if the node has spoken to
         a later incarnation of the coordinator and has to join again, `FAILED_PRECONDITION` if it has another model
         than the run, `RESOURCE_EXHAUSTED` for too many, `UNAVAILABLE` when the node should say it again."""
         with self.report_streams.stream():
+            each = ReportContext(context)
             async for request in requests:
-                yield await self._take_report(request, context)
+                try:
+                    ack = await self._take_report(request, each)
+                except ReportRefused as refusal:
+                    ack = refusal.ack
+                yield ack
 
     async def _take_report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         member = self._member(request.session)

@@ -1,6 +1,7 @@
 """Streams of reports over a real connection, before a coordinator of a few lines."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,9 +24,10 @@ Handler = Callable[[Reports, Context], Answers]
 @asynccontextmanager
 async def stream(handler: Handler) -> AsyncIterator[ReportStream]:
     """A stream to a coordinator that takes reports as `handler` does."""
-    server, servicer = grpc.aio.server(), rpc.CoordinatorServicer()
-    servicer.Report = handler  # type: ignore[method-assign,assignment]
-    rpc.add_CoordinatorServicer_to_server(servicer, server)
+    server = grpc.aio.server()
+    report = grpc.stream_stream_rpc_method_handler(handler, pb.ReportRequest.FromString, pb.Ack.SerializeToString)
+    calls = grpc.method_handlers_generic_handler("atoll.v1.Coordinator", {"Report": report})
+    server.add_generic_rpc_handlers((calls,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(SOON):
@@ -80,20 +82,33 @@ def test_who_does_not_wait_for_its_answer_takes_nobody_elses() -> None:
     asyncio.run(story())
 
 
-def test_a_refusal_is_of_the_first_without_an_answer_and_what_is_behind_it_is_to_be_sent_again() -> None:
+def test_a_report_that_is_refused_is_told_so_and_those_behind_it_are_taken() -> None:
     async def take(reports: Reports, context: Context) -> Answers:
         async for one in reports:
-            if one.state_reported.round == 1:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such round")
-            yield pb.Ack()
+            status = 3 * (one.state_reported.round == 1)
+            yield pb.Ack(status=status, reason="no such round" if status else "")
 
     async def story() -> None:
         async with stream(take) as reports:
             sending = [asyncio.create_task(reports.send(report(k), SOON)) for k in range(3)]
-            assert await sending[0] == pb.Ack()
+            assert await sending[0] == await sending[2] == pb.Ack()
             refused = await error_of(sending[1])
-            assert isinstance(refused, grpc.aio.AioRpcError) and refused.details() == "no such round"
-            assert str(await error_of(sending[2])) == ENDED
+            assert isinstance(refused, grpc.aio.AioRpcError)
+            assert (refused.code(), refused.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "no such round")
+            assert not reports.ended
+
+    asyncio.run(story())
+
+
+def test_where_the_stream_ends_nobody_is_left_waiting() -> None:
+    async def take(reports: Reports, context: Context) -> Answers:
+        yield pb.Ack(version=(await anext(reports)).state_reported.round)
+
+    async def story() -> None:
+        async with stream(take) as reports:
+            sending = [asyncio.create_task(reports.send(report(k), SOON)) for k in range(3)]
+            assert (await sending[0]).version == 0
+            assert len([await error_of(answer) for answer in sending[1:]]) == 2
             assert reports.ended and str(await error_of(reports.send(report(3), SOON))) == ENDED
 
     asyncio.run(story())
@@ -120,6 +135,21 @@ def test_where_nobody_listens_the_report_fails_at_once() -> None:
             stub: Any = rpc.CoordinatorStub(channel)
             error = await error_of(ReportStream(stub).send(report(0), 10 * SOON))
             assert isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(story())
+
+
+def test_a_stream_that_is_closed_before_it_is_connected_leaves_nobody_waiting() -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{mute.getsockname()[1]}") as channel:
+                stub: Any = rpc.CoordinatorStub(channel)
+                reports = ReportStream(stub)
+                waiting = [asyncio.create_task(reports.send(report(k), SOON)) for k in range(2)]
+                while not reports._unanswered:
+                    await asyncio.sleep(0.01)
+                reports.close()
+                assert {str(await error_of(answer)) for answer in waiting} == {ENDED}
 
     asyncio.run(story())
 

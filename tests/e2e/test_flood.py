@@ -21,6 +21,7 @@ from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as pb_grpc
 from atoll.comm.proto.join_proof import prove_join
+from atoll.comm.proto.report_stream import ReportStream
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.bench.load import LoadTask, simulate
@@ -104,7 +105,8 @@ async def compare(
         with flood(ports, RATE) as sent:
             during = await look(stub, session, pid, seconds, committed_at)
             rate = sent.value / seconds
-        await stub.Report(pb.ReportRequest(session=session, leave=pb.Leave(reason="saw enough")))
+        leave = pb.ReportRequest(session=session, leave=pb.Leave(reason="saw enough"))
+        await ReportStream(stub).send(leave, 9)
         views.cancel()
     return before, during, rate
 

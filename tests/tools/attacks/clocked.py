@@ -9,9 +9,8 @@ from typing import Any
 from atoll.comm.cli import main as atoll
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.proto import atoll_pb2_grpc
+from atoll.comm.proto.report_stream import ReportStream
 from atoll.comm.transport import frames
-
-CALLS = ("Heartbeat", "Report")
 
 
 def hello_file(folder: Path, node: str) -> Path:
@@ -44,11 +43,12 @@ def _clock_calls(note: Callable[[float, float], object]) -> None:
 
     def clocked_stub(channel: Any) -> Any:
         stub = honest(channel)
-        for name in CALLS:
-            setattr(stub, name, clocked(getattr(stub, name)))
+        stub.Heartbeat = clocked(stub.Heartbeat)
         return stub
 
     stubs.CoordinatorStub = clocked_stub
+    stream: Any = ReportStream
+    stream.send = clocked(stream.send)
 
 
 def _record_hellos(folder: Path) -> None:

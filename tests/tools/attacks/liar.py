@@ -21,6 +21,7 @@ from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.cli import main as atoll
 from atoll.comm.codecs import zstd
 from atoll.comm.digest import digest
+from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NodeId, RunId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.receipts import sign_input
@@ -205,10 +206,12 @@ async def _call_often(session: CoordinatorSession, counted: Tally, made: Callabl
             request = made(session.reports.view or pb.View())
             request.session = control.session
             try:
-                ack = await control._stub.Report(request, timeout=5.0)
+                ack = await control._tell(request, 5.0)
                 counted.note("taken" if ack.known else ack.reason)
             except grpc.aio.AioRpcError as error:
                 counted.note(error.code().name)
+            except Unreachable:
+                counted.note("behind one that was refused")
             await asyncio.sleep(CALLERS / REPORTS_PER_SECOND)
 
     await asyncio.gather(*(some() for _ in range(CALLERS)))
