@@ -25,7 +25,7 @@ yet behind all others, owes that at the commit, and beyond some seconds it is he
 up every round at no cost. Who ends its part before it is late, or the attempt by saying that it cannot reach
 another one, or may be dead, owes the time until then (`lend_to_who_goes`).
 
-`reduce` calls it; `rounds` does as much for those who are late with their work.
+`reduce` calls it; `late_work` does as much for those who are late with a round's work.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -207,7 +207,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who is late with its work is waited for in every round",
-        M + "rounds.py",
+        M + "late_work.py",
         "for node, seconds in _waited_for_work(state, now).items():",
         "for node, seconds in dict[NodeId, float]().items():",
         MISCONDUCT,
@@ -215,7 +215,7 @@ MUTATIONS = [
     Mutation(
         "who goes just before its work is missed owes nothing",
         M + "step.py",
-        "        state = rounds.lend_to_who_goes(state, event.node, now)\n",
+        "        state = late_work.lend_to_who_goes(state, event.node, now)\n",
         "",
         MISCONDUCT,
     ),
