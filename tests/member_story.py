@@ -44,7 +44,9 @@ class Story(Run):
                         self.do("seal", [self.name(node)])
                 ledger = self.state.round.ledger
                 if self.state.round.number == number and ledger.complete:
-                    self.do("held", [self.name(n) for n in ledger.members if holds or n != self.liar])
+                    for node in ledger.members:  # not all may be waited for
+                        if self.state.round.number == number and (holds or node != self.liar):
+                            self.do("held", [self.name(node)])
             if self.state.round.number == number:
                 self.do("wait", ["0.25"])
         self.tell()

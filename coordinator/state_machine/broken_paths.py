@@ -24,9 +24,10 @@ from collections.abc import Collection
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, strike_part
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, lend_time, strike_part
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.ledger import Ledger
+from atoll.coordinator.state_machine.newcomers import excused
 from atoll.coordinator.state_machine.state import BrokenPath, Pair, State, order
 
 MEMORY_ROUNDS = 20  # committed rounds after which a path is as good as any
@@ -83,11 +84,16 @@ def remember(state: State, out: list[Effect]) -> State:
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
     odd = {n for pair in broken for n in pair if times[pair] > 1 or partners[n] > 1}  # else the other end is
+    new = excused(state, odd)
     for node in sorted(odd.intersection(culprits(state)), key=order):
         others = sorted({n for path in paths for n in path.pair if node in path.pair} - {node}, key=order)
         sentence = f"its paths to {state.names(others)} broke, those between others did not"
         facts = tuple((str(n), _rounds(paths, node, n)) for n in others[:20])
-        part = strike_part(state, r.plan.opened_at - r.planned_at) if _others_say_so(state, node, broken) else 1.0
+        seconds, others_say_so = r.plan.opened_at - r.planned_at, _others_say_so(state, node, broken)
+        if others_say_so and node in new:
+            state = lend_time(state, node, seconds)
+            continue
+        part = strike_part(state, seconds) if others_say_so else 1.0
         state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts, part=part), out)
     return state
 

@@ -14,6 +14,7 @@ from atoll.coordinator.placement.bandwidth_shares import NobodyReachable, PlanNo
 from atoll.coordinator.state_machine.broken_paths import without_paths
 from atoll.coordinator.state_machine.conduct import may_own, owes_time
 from atoll.coordinator.state_machine.members import Member, MemberState
+from atoll.coordinator.state_machine.newcomers import newcomers
 from atoll.coordinator.state_machine.state import State
 
 SHARE_LIMIT = 2.0  # equal shares that a member owns at most, whatever is said of its links
@@ -78,13 +79,11 @@ def assign_owners(state: State, members: Sequence[NodeId], helpers: Sequence[Nod
 def able_owners(state: State, nodes: Sequence[NodeId]) -> frozenset[NodeId]:
     """The nodes, of `nodes`, that can be dialled and may own chunks, by the audits of this round, by their conduct
     and by their paths to each other; where that would be nobody, paths do not count, then conduct, then audits.
-    Who owes the others time owns nothing, unless most do."""
+    Who owes the others time, or was in no exchange yet, owns nothing, unless that is so of most."""
     reachable_ = [n for n in nodes if not state.members.here[n].leaf]
     dialled = [n for n in reachable_ if n not in state.round.distrusted] or reachable_
-    if not (state.conduct.strikes or state.conduct.broken or state.conduct.exchanges_left):
-        return frozenset(dialled)
     sound = frozenset(n for n in dialled if may_own(state, n))
-    relied_on = frozenset(n for n in sound if not owes_time(state, n))
+    relied_on = frozenset(n for n in sound - newcomers(state, nodes) if not owes_time(state, n))
     sound = relied_on if 2 * len(relied_on) >= len(sound) else sound
     return sound - without_paths(state, nodes) or sound or frozenset(dialled)
 

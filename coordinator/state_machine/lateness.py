@@ -9,8 +9,8 @@ processes pause and links stand still: as long as rounds take of late, from 5 s 
 as far as exchanges of late took so long: what is exchanged in a moment shows less than links carry. Where nothing
 is predicted, what exchanges took of late, in the middle, stands for it; where that is not known either, and at
 most, a stage takes `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is slow
-for everybody is no member's fault, and must end in a commit. A prediction knows nothing of a member that was in no
-exchange yet: for one against whom nothing is held, a stage takes its `rounds.reduce_timeout`.
+for everybody is no member's fault, and must end in a commit. A prediction knows nothing of members that were in no
+exchange yet (`newcomers`): where they are most, a stage takes its `rounds.reduce_timeout`.
 
 An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
 (`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`). Before
@@ -25,10 +25,10 @@ yet behind all others, owes that at the commit, and beyond some seconds it is he
 up every round at no cost. Who ends its part before it is late, or the attempt by saying that it cannot reach
 another one, or may be dead, owes the time until then (`lend_to_who_goes`).
 
-`reduce` calls it; `rounds` does as much for those who are late with their work.
+`reduce` calls it; `late_work` does as much for those who are late with a round's work.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from statistics import median
 
 from atoll.comm.ids import NodeId
@@ -39,13 +39,13 @@ from atoll.coordinator.state_machine.conduct import (
     Evidence,
     Offence,
     charge,
-    consequence,
     lend_time,
     owes_time,
     strike_part,
 )
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.members import REDUCER
+from atoll.coordinator.state_machine.newcomers import excused, is_blameless, most_are_new
 from atoll.coordinator.state_machine.state import State, count, exchanges, order
 
 MIN_MOMENT_SECONDS, MAX_MOMENT_SECONDS = 5.0, 30.0  # for which a process pauses, or a link stands still
@@ -71,9 +71,9 @@ def reduce_timeout(state: State) -> float:
 
 def patience(state: State, seconds: float) -> float:
     """Seconds for which the contributions of one member alone may hold up an owner, in an exchange that is to take
-    so many `seconds`, before the owner says so: half of a stage. 0: there is no limit, as the links of some are
+    so many `seconds`, before the owner says so: half of a stage. 0: there is no limit, as the links of most are
     not known."""
-    if not seconds or _is_unknown(state):
+    if not seconds or most_are_new(state):
         return 0.0
     return min(state.config.rounds.reduce_timeout, _one_stage(state, seconds)) / 2
 
@@ -84,7 +84,9 @@ def expected(state: State, predicted: float) -> float:
     usual = slowness.usual(state.paces)
     if not predicted or not usual:
         return predicted or sum(usual.get(phase, 0.0) for phase in ("reduce", "commit"))
-    if any(_newcomers(state, slowness.MIN_ROUNDS)):  # a slow one was not in those
+    here = state.members.here
+    few = (n for n in state.round.ledger.members if n in here and here[n].measured < slowness.MIN_ROUNDS)
+    if any(is_blameless(state, n) for n in few):  # a slow one was not in those
         return predicted
     return min(predicted, max(pace.reduce + pace.commit for pace in state.paces)) or predicted
 
@@ -99,26 +101,13 @@ def _moment(state: State) -> float:
     return min(max(sum(usual.values()), MIN_MOMENT_SECONDS), MAX_MOMENT_SECONDS) if usual else MAX_MOMENT_SECONDS
 
 
-def _is_unknown(state: State) -> bool:
-    """Whether there is a member that was in no exchange yet, so that nobody knows what its link carries."""
-    here = state.members.here
-    return any(not here[n].up for n in _newcomers(state, 1))
-
-
-def _newcomers(state: State, exchanges: int) -> Iterator[NodeId]:
-    """The members that were in fewer exchanges in this life, against whom nothing is held, and who owe no time."""
-    here = state.members.here
-    new = (n for n in state.round.ledger.members if n in here and here[n].measured < exchanges)
-    return (n for n in new if consequence(state, n) is None and not owes_time(state, n))
-
-
 def is_overdue(state: State, now: float) -> bool:
     """Whether the stage of the attempt in force has taken longer, by `now` in seconds, than it may."""
     assert state.round.plan is not None
     elapsed = now - state.round.plan.stage_at
     if elapsed <= reduce_timeout(state):
         return False
-    return elapsed > state.config.rounds.reduce_timeout or not _is_unknown(state)
+    return elapsed > state.config.rounds.reduce_timeout or not most_are_new(state)
 
 
 def waited_for(state: State) -> set[NodeId]:
@@ -176,7 +165,7 @@ def brief(state: State, usual: float) -> float:
 def hold_to_account(state: State, late: Collection[NodeId], now: float, out: list[Effect]) -> State:
     """Charge those for whom an attempt waited in vain: owners that did not seal, or members that did not say that
     they hold everything, where at least half of them did: so what they needed was there. Who is suspected owes the
-    time, and is not charged: its connection is at fault."""
+    time, and is not charged: its connection is at fault. Nor is a newcomer among others: its link may be slow."""
     r = state.round
     assert r.plan is not None
     seconds = now - r.plan.stage_at
@@ -184,11 +173,12 @@ def hold_to_account(state: State, late: Collection[NodeId], now: float, out: lis
     if 2 * len(late) > len(_due(state)):
         return state
     facts = (("attempt", str(r.ledger.attempt)), ("seconds", waited), ("predicted", f"{r.plan.predicted:.3g}"))
+    new = excused(state, late)
     for node in sorted(late, key=order):
         member = state.members.here.get(node)
         if member is None or member.role != REDUCER:  # that owns nothing in any case, until it joins anew
             state = lend_time(state, node, seconds)
-        if not state.members.trusted(node):
+        if not state.members.trusted(node) or node in new:
             continue
         offence, what = Offence.LATE, f"say within {waited} s that it holds the sealed chunks"
         if not r.ledger.unsealed:
@@ -287,7 +277,8 @@ def _charge_last(
     if len(took) < MIN_COMPARED:
         return state
     usual = _usual(state, took.values())
-    for node in sorted(took, key=order):
+    new = excused(state, took)
+    for node in sorted(took.keys() - new, key=order):
         behind = took[node] - told.get(node, 0.0) - 2 * usual
         state = lend_time(state, node, behind)
         if (beyond := behind - forgiven) > 0:

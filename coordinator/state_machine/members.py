@@ -106,6 +106,7 @@ class Member:
     inside: float = 0.0  # the same, of what it sends to members of its region, and to others
     outside: float = 0.0
     measured: int = 0  # reduces after which it told the above
+    exchanged: bool = False  # an exchange was committed with it, in this life or an earlier one
     rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
     key: PublicKey = NO_KEY  # the node's, for its life
@@ -116,7 +117,9 @@ class Member:
     @property
     def rates(self) -> tuple[float, float]:
         """Bytes a second that its link carries up and down, as plans go by them: what others saw of it, or less if
-        it says so; 0: not known."""
+        it says so, once it has said anything; 0: not known."""
+        if not self.measured and not self.up:
+            return self.seen_up, self.seen_down
         return min(self.up, self.seen_up), min(self.down, self.seen_down)
 
     def trusted_as(self, *states: MemberState) -> bool:
@@ -229,6 +232,7 @@ def join(
         fastest=known.fastest if known is not None else 0.0,
         counted_at=known.counted_at if known is not None else now,
         turns=known.turns if known is not None else 0,
+        exchanged=known is not None and known.exchanged,
         inside=known.inside if known is not None else 0.0,
         outside=known.outside if known is not None else 0.0,
         pin=pin,

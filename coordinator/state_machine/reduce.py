@@ -43,6 +43,7 @@ from atoll.coordinator.state_machine.events import (
 )
 from atoll.coordinator.state_machine.link_rates import with_seen_rates, witnessed_rates
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
+from atoll.coordinator.state_machine.newcomers import with_exchange
 from atoll.coordinator.state_machine.norms import without_false_norms
 from atoll.coordinator.state_machine.reduce_levels import choose_levels, describe_choice
 from atoll.coordinator.state_machine.rollback import remember
@@ -375,6 +376,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     members = who.put(state.members, *(replace(here[n], missed=missed[n], turns=turns[n]) for n in other))
     members = who.put(members, *with_counted_work(members.here, r, weights))
     members = who.put(members, *with_seen_rates(members.here, witnessed_rates(r.completions)))
+    members = with_exchange(members, ledger)
     near: dict[int, list[NodeId]] = {}
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)

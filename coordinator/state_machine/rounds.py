@@ -13,24 +13,23 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.coordinator.state_machine import beginning, rollback
+from atoll.coordinator.state_machine import beginning, late_work, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import reachable
-from atoll.coordinator.state_machine.conduct import (
-    MIN_OWED_SECONDS,
-    WHOLE_STRIKE_SHARE,
-    Evidence,
-    Offence,
-    charge,
-    contributors,
-    lend_time,
-    owes_time,
-)
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, contributors, owes_time
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
-from atoll.coordinator.state_machine.lateness import OWED_SHARE, brief
+from atoll.coordinator.state_machine.lateness import OWED_SHARE
 from atoll.coordinator.state_machine.ledger import contribute
 from atoll.coordinator.state_machine.members import TRAINABLE_STATES, VERIFIER, Member, MemberState
+from atoll.coordinator.state_machine.participants import (
+    absent,
+    counted,
+    missing,
+    out_of_reach,
+    saving_bytes,
+    without_steps,
+)
 from atoll.coordinator.state_machine.state import (
     Grace,
     Phase,
@@ -228,7 +227,7 @@ def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
 def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect]) -> State:
     """INNER: tell the members to finish when the round has what it needs. How long it waits for the late takes a
     look at all of them: that is done where `renew_grace` says so, at ticks, and when the last one of them came."""
-    r, away = state.round, _absent(state)
+    r, away = state.round, absent(state)
     trusted = len(r.participants) - len(away)
     if r.participants and state.state_lost:
         return with_round(state, replace(state.round, reason=rollback.wait_reason(state)))
@@ -263,9 +262,9 @@ def _all_done(state: State, away: frozenset[NodeId], h: str) -> str:
     r = state.round
     if short := [n for n in r.participants if n not in r.reached and n not in away]:
         return f"{state.names(short)} stopped short of {h}"
-    lost = _away(state)
-    saving = _saving(state) - lost
-    idle = _idle(state) - saving - lost
+    lost = out_of_reach(state)
+    saving = saving_bytes(state) - lost
+    idle = without_steps(state) - saving - lost
     kinds = (lost, "out of reach"), (saving, "which saves bytes"), (idle, "whose trainer takes no steps")
     found = [f"{state.names([n for n in r.participants if n in nodes])}, {why}," for nodes, why in kinds if nodes]
     without = f" but {' and '.join(found)}" if found else ""
@@ -313,8 +312,8 @@ def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> t
     """COLLECTING: the members of the reduce once they are known, else none. Whether to wait for the late takes a
     look at all of them: while many are late only ticks do that, not each contribution."""
     r, contributions = state.round, state.round.ledger.contributions
-    away = _absent(state) | _spared(state, now)
-    late, patience = _missing(state, away), min(MIN_COLLECT_SECONDS, state.config.rounds.collect)
+    away = absent(state) | late_work.spared(state, now)
+    late, patience = missing(state, away), min(MIN_COLLECT_SECONDS, state.config.rounds.collect)
     if late and (now < r.asked_at + patience or (late > MANY_LATE and not tick)):
         return ()
     trusted = tuple(n for n in r.participants if n not in away)
@@ -330,57 +329,12 @@ def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> t
     return able
 
 
-def _spared(state: State, now: float) -> frozenset[NodeId]:
-    """COLLECTING: those for whose work nobody waits: they owe the others time, and are behind them."""
-    r = state.round
-    if not state.conduct.strikes:
-        return frozenset()
-    usual, there = median(r.answers or (0.0,)), r.ledger.contributions
-    least = brief(state, usual)
-    owing = (n for n in r.participants if n not in there and owes_time(state, n))
-    return frozenset(n for n in owing if now >= r.asked_at + max(least, usual + _steps(state, n, 1)))
-
-
-def _steps(state: State, node: NodeId, steps: int) -> float:
-    """Seconds that so many inner steps take the node; 0: not known."""
-    pace = state.members.here[node].pace
-    return steps / pace if pace else 0.0
-
-
-def lend_to_who_goes(state: State, node: NodeId, now: float) -> State:
-    """Have a participant that is about to go, or may be dead, owe the time for which the others waited for its
-    work until `now`, in seconds. Where all go at once, no look at each is worth it."""
-    r = state.round
-    waits = r.phase is Phase.COLLECTING and r.planned_at is None and now - r.asked_at >= MIN_OWED_SECONDS
-    if not waits or node not in r.participants or node in r.ledger.contributions:
-        return state
-    away = _absent(state)
-    if node in away or 2 * _missing(state, away) > len(r.participants) - len(away):
-        return state
-    return lend_time(state, node, _waited_for_work(state, now).get(node, 0.0))
-
-
-def _waited_for_work(state: State, now: float) -> dict[NodeId, float]:
-    """Those for whose work the others waited until `now`, in seconds, for longer than it takes to finish a step,
-    and for how long; nobody, where most are late. Who fetches the state may lack it for the others' sake."""
-    r, here = state.round, state.members.here
-    if r.patient_until:
-        return {}  # the coordinator was away
-    able = [n for n in r.participants.keys() - _absent(state) if here[n].state_round == state.committed]
-    usual, least = median(r.answers or (0.0,)), WHOLE_STRIKE_SHARE * state.inner_time
-    told = {n: r.moments[n].contributed for n in able if n in r.moments}
-    took = {n: (told.get(n) or now) - r.asked_at - usual for n in sorted(able, key=order)}
-    late = [n for n, seconds in took.items() if seconds > usual + _steps(state, n, 2) + least]
-    return {n: took[n] for n in late} if 2 * len(late) <= len(able) else {}
-
-
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """COLLECTING: say whom the reduce leaves out. Who has taken no step by now is idle from here on; for whom the
     others waited, owes them the time."""
-    for node, seconds in _waited_for_work(state, now).items():
-        state = lend_time(state, node, seconds)
+    state = late_work.lend_to_the_late(state, now)
     r = state.round
-    idle, trusted, saving = _idle(state), state.members.trusted, state.members.saving
+    idle, trusted, saving = without_steps(state), state.members.trusted, state.members.saving
     there = {n for n in r.ledger.contributions if trusted(n) and n not in saving}
     without = [n for n in r.participants if n not in idle and n not in there]
     unstepped = _unstepped(state, [n for n in without if n not in r.ledger.contributions and trusted(n)])
@@ -405,18 +359,11 @@ def _unstepped(state: State, nodes: Iterable[NodeId]) -> list[NodeId]:
 
 def collect_reason(state: State) -> str:
     """The sentence that says whom a closing round waits for."""
-    r, away = state.round, _absent(state)
-    if not (number := _missing(state, away)):
+    r, away = state.round, absent(state)
+    if not (number := missing(state, away)):
         return r.story
     late = (n for n in r.participants if n not in r.ledger.contributions and n not in away)
     return f"waits for what {state.names(late, number)} {'has' if number == 1 else 'have'}"
-
-
-def _missing(state: State, away: frozenset[NodeId]) -> int:
-    """Participants that can be waited for and have not contributed."""
-    r = state.round
-    there = r.ledger.contributions
-    return len(r.participants) - len(away) - len(there) + sum(n in there for n in away)
 
 
 def collect_deadline(state: State, late: list[NodeId]) -> float:
@@ -438,7 +385,7 @@ def quorum(state: State) -> int:
     """The number of members that make the round close when they have their inner steps. Who stopped short of them
     is not counted: nothing more will come of it."""
     r = state.round
-    stopped = r.ledger.contributions.keys() - r.reached - _saving(state)
+    stopped = r.ledger.contributions.keys() - r.reached - saving_bytes(state)
     return ceil(state.config.rounds.quorum * (counted(state) - len(stopped)))
 
 
@@ -449,7 +396,7 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
         return start_over(state)
     able = (n for n in trainers(state) if n not in state.members.saving)
     entering = tuple(n for n in able if n not in r.participants)
-    there = len(r.participants) - len(_absent(state))
+    there = len(r.participants) - len(absent(state))
     entering = contributors(state, entering, min(len(entering), max(state.config.members.minimum, 1) - there))
     if not entering:
         return with_round(
@@ -457,7 +404,7 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
             replace(
                 state.round,
                 reason=too_few(
-                    state, len(r.participants) - len(_absent(state)), state.config.members.minimum, "minimum"
+                    state, len(r.participants) - len(absent(state)), state.config.members.minimum, "minimum"
                 ),
             ),
         )
@@ -479,33 +426,3 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
         if r.phase is Phase.COLLECTING
         else state
     )
-
-
-def _away(state: State) -> frozenset[NodeId]:
-    """Participants that may be dead."""
-    suspects = state.members.suspects
-    return suspects.intersection(state.round.participants) if suspects else suspects
-
-
-def _saving(state: State) -> frozenset[NodeId]:
-    """Participants that exchange nothing for now, whatever they have trained."""
-    saving = state.members.saving
-    return saving.intersection(state.round.participants) if saving else saving
-
-
-def _idle(state: State) -> frozenset[NodeId]:
-    """Participants from whom nothing came, and nothing is waited for, since their trainers take no steps."""
-    r, idle = state.round, state.members.idle
-    if not idle:
-        return idle
-    return idle.intersection(r.participants) - r.reached - r.ledger.contributions.keys()
-
-
-def _absent(state: State) -> frozenset[NodeId]:
-    """Participants that a round does not wait for."""
-    return _away(state) | _idle(state) | _saving(state)
-
-
-def counted(state: State) -> int:
-    """The number of participants that count for `members.minimum`."""
-    return len(state.round.participants) - len(_idle(state) | _saving(state))

@@ -30,6 +30,7 @@ from atoll.coordinator.state_machine import (
     credit,
     disputes,
     inquiry,
+    late_work,
     lateness,
     reduce,
     replay,
@@ -79,6 +80,7 @@ from atoll.coordinator.state_machine.events import (
     WritesResumed,
 )
 from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.participants import counted
 from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
 
 # Events that change one member at most: then only its state is settled (`state_sync.settle_one`).
@@ -171,7 +173,7 @@ def _late(state: State, event: Event) -> bool:
 
 def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
     if isinstance(event, GOING) and event.node in state.members.here:
-        state = rounds.lend_to_who_goes(state, event.node, now)
+        state = late_work.lend_to_who_goes(state, event.node, now)
         state = lateness.lend_to_who_goes(state, event.node, now)
     match event:
         case Started(incarnation, nonce):
@@ -301,7 +303,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
 
 
 def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> State:
-    if rounds.counted(state) < max(state.config.members.minimum, 1):
+    if counted(state) < max(state.config.members.minimum, 1):
         return rounds.refill(state, now, out)
     if not reachable(state, state.round.participants):
         if reachable(state, rounds.trainers(state)):

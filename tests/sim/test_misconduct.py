@@ -88,6 +88,29 @@ def test_who_sends_its_contributions_one_after_the_other_is_left_out_and_no_owne
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("habit", [*SILENT, "drips"])
+def test_a_bad_habit_of_who_comes_new_costs_no_round_all_the_time_that_there_is(habit: str) -> None:
+    config = replace(QUICK, rounds=replace(QUICK.rounds, reduce_timeout=200.0))
+    world = World(1, config, [1.0] * MEMBERS)
+    world.numel = 2 * MEMBERS * CHUNK - 3
+    try:
+        committed(world, 4, 200.0)
+        world.add_host(1.0).habit = habit
+        moments = [world.engine.now]
+        for _ in range(ROUNDS):
+            committed(world, 1, 500.0)
+            moments.append(world.engine.now)
+        seconds = [b - a for a, b in pairwise(moments)]
+        usual = sorted(seconds)[len(seconds) // 3]
+        assert max(seconds) < usual + 60.0, f"seconds of each round: {seconds}"
+        assert sum(s > 1.5 * usual for s in seconds) <= (2 if habit in SILENT else 8), seconds
+        new = next(n.me for n in world.living if n.host.habit)
+        assert {d.node for _, d in world.service.journal.decisions()} <= {new}
+    finally:
+        world.close()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_who_stands_still_once_in_rounds_of_seconds_costs_one_of_them_and_counts_in_all_others(seed: int) -> None:
     """For eight seconds, at the end of a long link."""

@@ -21,7 +21,7 @@ def told(up: float = SLOW, down: float = SLOW, leaves: tuple[NodeId, ...] = ()) 
     run.do("begin", ["ada", "bo", "cy"])
     run.do("join", ["dan"])
     here = {
-        n: replace(m, up=up, down=down, seen_up=up, seen_down=down, measured=9, leaf=n in leaves)
+        n: replace(m, up=up, down=down, seen_up=up, seen_down=down, measured=9, exchanged=True, leaf=n in leaves)
         for n, m in run.state.members.here.items()
     }
     return replace(run.state, members=replace(run.state.members, here=here))
@@ -71,6 +71,17 @@ def test_who_owes_the_others_time_owns_nothing_unless_most_do() -> None:
     assert set(assign_owners(owing(state, A), members, (), 8).deal(8)) == {B, C}
     assert set(assign_owners(owing(state, A, B), members, (), 9).deal(9)) == {A, B, C}
     assert set(assign_owners(replace(owing(state, A), committed=1), members, (), 9).deal(9)) == {A, B, C}
+
+
+def test_who_was_in_no_exchange_yet_owns_nothing_unless_that_is_so_of_most_and_reducers_are_there_for_it() -> None:
+    def new(*nodes: NodeId) -> State:
+        state = told()
+        here = {n: replace(m, exchanged=n not in nodes) for n, m in state.members.here.items()}
+        return replace(state, members=replace(state.members, here=here))
+
+    assert set(assign_owners(new(A), (A, B, C), (), 8).deal(8)) == {B, C}
+    assert set(assign_owners(new(A, B), (A, B, C), (), 9).deal(9)) == {A, B, C}
+    assert set(assign_owners(new(DAN), (A, B, C), (DAN,), 8).deal(8)) >= {DAN}
 
 
 def test_members_can_reduce_if_one_of_them_or_a_reducer_can_be_dialled() -> None:

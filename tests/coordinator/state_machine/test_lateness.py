@@ -80,9 +80,14 @@ def test_each_further_attempt_has_twice_the_time(story: Story) -> None:
     assert found == pytest.approx([100.0, 200.0, 400.0, 600.0, 600.0], abs=0.01)
 
 
-def test_a_contributor_may_hold_up_an_owner_for_half_a_stage_where_all_links_are_known(story: Story) -> None:
-    known = {n: replace(m, up=40.0, down=40.0) for n, m in story.state.members.here.items()}
-    state = replace(story.state, members=replace(story.state.members, here=known))
+def in_exchanges(state: State, *nodes: NodeId) -> State:
+    """An exchange was committed with them before."""
+    here = {n: replace(m, exchanged=n in nodes) for n, m in state.members.here.items()}
+    return replace(state, members=replace(state.members, here=here))
+
+
+def test_a_contributor_may_hold_up_an_owner_for_half_a_stage_where_most_links_are_known(story: Story) -> None:
+    state = in_exchanges(story.state, *ALL[:2])
     rounds = replace(state.config.rounds, reduce_timeout=600.0)
     state = replace(state, config=replace(state.config, rounds=rounds))
     assert lateness.patience(state, 7.0) == pytest.approx(50.0, abs=0.01)
@@ -117,16 +122,15 @@ def test_who_is_suspected_is_not_late(story: Story) -> None:
     assert conduct.owes_time(lateness.hold_to_account(story.state, ALL[1:3], story.now + 60, []), ALL[2])
 
 
-def test_who_is_not_known_yet_has_all_the_time_that_there_is_until_something_is_held_against_it(
+def test_where_most_are_new_they_have_all_the_time_that_there_is_until_something_is_held_against_them(
     story: Story,
 ) -> None:
-    here = {n: replace(m, up=40.0, down=40.0) for n, m in story.state.members.here.items()}
-    here[ALL[2]] = replace(here[ALL[2]], up=0.0, down=0.0)
-    state = predicting(replace(story.state, members=replace(story.state.members, here=here)), 7.0)
+    state = predicting(in_exchanges(story.state, ALL[0]), 7.0)
     assert state.round.plan is not None
     opened = state.round.plan.opened_at
     assert [lateness.is_overdue(state, opened + s) for s in (99, 101, 599, 601)] == [False, False, False, True]
     struck = lateness.hold_to_account(state, [ALL[2]], opened + 601, [])
+    assert conduct.consequence(struck, ALL[2]) is not None
     assert [lateness.is_overdue(struck, opened + s) for s in (99, 101)] == [False, True]
 
 

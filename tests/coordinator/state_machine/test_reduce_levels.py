@@ -24,7 +24,8 @@ def told(
     here = dict(run.state.members.here)
     for i, node in enumerate(list(here)[:only]):
         trips = {n: near if (j < 3) == (i < 3) else far for j, n in enumerate(here) if n != node}
-        here[node] = replace(here[node], rtts=trips, inside=inside, outside=outside, seen_up=inside + outside)
+        seen = inside + outside
+        here[node] = replace(here[node], rtts=trips, inside=inside, outside=outside, seen_up=seen, measured=1)
     return replace(run.state, members=replace(run.state.members, here=here))
 
 

@@ -4,7 +4,7 @@ from sim.mutations.mutation import C, Mutation
 
 HERE = "tests/coordinator/state_machine/"
 STRIKES, CONDUCT, MISCONDUCT = "tests/comm/test_strikes.py", HERE + "test_conduct.py", HERE + "test_misconduct.py"
-HABITS = "tests/sim/test_misconduct.py"
+NEWCOMERS, HABITS = HERE + "test_newcomers.py", "tests/sim/test_misconduct.py"
 PARDONS, INVITES = "tests/coordinator/service/test_pardons.py", "tests/coordinator/service/test_invites.py"
 M = C + "state_machine/"
 
@@ -136,11 +136,81 @@ MUTATIONS = [
         MISCONDUCT,
     ),
     Mutation(
-        "who comes new has no more time than the others took",
-        M + "lateness.py",
-        "return any(not here[n].up for n in _newcomers(state, 1))",
+        "where most come new they have no more time than is predicted for others",
+        M + "newcomers.py",
+        "return 2 * sum(1 for _ in _new(state, members)) > len(members)",
         "return False",
-        MISCONDUCT,
+        NEWCOMERS,
+    ),
+    Mutation(
+        "whoever comes new has all the time that there is",
+        M + "newcomers.py",
+        "return 2 * sum(1 for _ in _new(state, members)) > len(members)",
+        "return any(_new(state, members))",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who comes new owns chunks in its first exchange",
+        M + "chunk_owners.py",
+        "sound - newcomers(state, nodes) if",
+        "sound if",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who comes new is new for ever",
+        M + "reduce.py",
+        "    members = with_exchange(members, ledger)\n",
+        "",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who was in exchanges in an earlier life is new",
+        M + "members.py",
+        "exchanged=known is not None and known.exchanged,",
+        "exchanged=False,",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who was in no exchange is struck for its slow link",
+        M + "lateness.py",
+        "if not state.members.trusted(node) or node in new:",
+        "if not state.members.trusted(node):",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who comes new is a straggler where its link is slow",
+        M + "lateness.py",
+        "for node in sorted(took.keys() - new, key=order):",
+        "for node in sorted(took, key=order):",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who brings its first contribution too late is struck for broken paths",
+        M + "broken_paths.py",
+        "if others_say_so and node in new:",
+        "if False:",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who comes new may say of all that it cannot reach them",
+        M + "broken_paths.py",
+        "if others_say_so and node in new:",
+        "if node in new:",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "who is late again is as good as new",
+        M + "newcomers.py",
+        "return (n for n in new if is_blameless(state, n))",
+        "return new",
+        NEWCOMERS,
+    ),
+    Mutation(
+        "plans do not know what others saw of a link whose member has not told it yet",
+        M + "members.py",
+        "if not self.measured and not self.up:",
+        "if False:",
+        NEWCOMERS,
     ),
     Mutation(
         "a stage is as long in rounds of seconds as in rounds of minutes",
@@ -159,7 +229,7 @@ MUTATIONS = [
     Mutation(
         "who was in none of them is to be as fast as exchanges of late",
         M + "lateness.py",
-        "if any(_newcomers(state, slowness.MIN_ROUNDS)):",
+        "if any(is_blameless(state, n) for n in few):",
         "if False:",
         HERE + "test_lateness.py",
     ),
@@ -207,7 +277,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who is late with its work is waited for in every round",
-        M + "rounds.py",
+        M + "late_work.py",
         "for node, seconds in _waited_for_work(state, now).items():",
         "for node, seconds in dict[NodeId, float]().items():",
         MISCONDUCT,
@@ -215,7 +285,7 @@ MUTATIONS = [
     Mutation(
         "who goes just before its work is missed owes nothing",
         M + "step.py",
-        "        state = rounds.lend_to_who_goes(state, event.node, now)\n",
+        "        state = late_work.lend_to_who_goes(state, event.node, now)\n",
         "",
         MISCONDUCT,
     ),
@@ -327,7 +397,7 @@ MUTATIONS = [
     Mutation(
         "an owner has no limit to what it waits for",
         M + "lateness.py",
-        "if not seconds or _is_unknown(state):\n        return 0.0",
+        "if not seconds or most_are_new(state):\n        return 0.0",
         "return 0.0",
         HERE + "test_lateness.py",
     ),
@@ -411,7 +481,7 @@ MUTATIONS = [
     Mutation(
         "a link that was never measured is taken for one that was",
         M + "lateness.py",
-        "return elapsed > state.config.rounds.reduce_timeout or not _is_unknown(state)",
+        "return elapsed > state.config.rounds.reduce_timeout or not most_are_new(state)",
         "return True",
         HERE + "test_lateness.py",
     ),
