@@ -514,6 +514,8 @@ def claim_too_much(story: Story, name: str) -> None:
 
 def test_who_is_evicted_for_a_lie_and_comes_back_at_once_is_not_trusted_as_before() -> None:
     story = Story(NAMES, "c")
+    story.train()
+    story.reduce()
     for _ in range(2):
         claim_too_much(story, "c")
         assert story.liar not in story.state.members.here

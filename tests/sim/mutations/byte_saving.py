@@ -28,16 +28,16 @@ MUTATIONS = [
     ),
     Mutation(
         "a round waits for who saves bytes",
-        C + "state_machine/rounds.py",
-        "return _away(state) | _idle(state) | _saving(state)",
-        "return _away(state) | _idle(state)",
+        C + "state_machine/participants.py",
+        "return out_of_reach(state) | without_steps(state) | saving_bytes(state)",
+        "return out_of_reach(state) | without_steps(state)",
         SCENARIOS,
     ),
     Mutation(
         "who saves bytes counts for the minimum",
-        C + "state_machine/rounds.py",
-        "return len(state.round.participants) - len(_idle(state) | _saving(state))",
-        "return len(state.round.participants) - len(_idle(state))",
+        C + "state_machine/participants.py",
+        "return len(state.round.participants) - len(without_steps(state) | saving_bytes(state))",
+        "return len(state.round.participants) - len(without_steps(state))",
         SCENARIOS,
     ),
     Mutation(

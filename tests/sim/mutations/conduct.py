@@ -362,8 +362,8 @@ MUTATIONS = [
     Mutation(
         "members without a connection are late",
         M + "lateness.py",
-        "if not state.members.trusted(node):",
-        "if False:",
+        "if not state.members.trusted(node) or node in new:",
+        "if node in new:",
         HERE + "test_lateness.py",
     ),
     Mutation(
@@ -453,8 +453,8 @@ MUTATIONS = [
     Mutation(
         "a member's word that it reaches nobody is believed",
         M + "broken_paths.py",
-        "if _others_say_so(state, node, broken) else 1.0",
-        "if True else 1.0",
+        "part = strike_part(state, seconds) if others_say_so else 1.0",
+        "part = strike_part(state, seconds)",
         HERE + "test_broken_paths.py",
     ),
     Mutation(
