@@ -39,7 +39,7 @@ CHANNEL_OPTIONS = {
     "grpc.max_receive_message_length": 4 << 20,  # bytes; the seals of 100,000 chunks
     # Bytes of a stream that are taken in before its reader wants them. Left to gRPC they follow what seems to be
     # on the way, which who sends decides: streams that wait for their turn would hold gigabytes.
-    "grpc.http2.lookahead_bytes": 1 << 20,
+    "grpc.http2.lookahead_bytes": 4 << 20,
     "grpc.http2.bdp_probe": 0,
     "grpc.max_send_message_length": 16 << 20,  # bytes; a plan is the longest: who owns each chunk
     "grpc.max_connection_age_ms": UNLIMITED_MS,  # a stream lives as long as its node

@@ -298,7 +298,8 @@ def test_what_waits_in_streams_of_reports_is_little(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(rpc, "REPORT_LIMIT", RateLimit(1e-3, 1))
         monkeypatch.setattr(rpc, "HEARTBEAT_LIMIT", RateLimit(1e4, 10_000))
         monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 3600.0)
-        streams, block = 4, 1 << 18
+        streams, block, most = 4, 1 << 18, 1 << 19
+        monkeypatch.setitem(control_plane.CHANNEL_OPTIONS, "grpc.http2.lookahead_bytes", most)
         written = [0] * streams
 
         async def push(stub: Any, session: str, number: int) -> None:
@@ -318,7 +319,7 @@ def test_what_waits_in_streams_of_reports_is_little(tmp_path: Path, monkeypatch:
                 still = still + 1 if sum(written) == before and min(written) else 0
                 before = sum(written)
             # One that is looked at, what waits behind it, and one that the sender still has.
-            assert max(written) <= control_plane.CHANNEL_OPTIONS["grpc.http2.lookahead_bytes"] + 3 * block
+            assert max(written) <= most + 3 * block
             for task in pushing:
                 task.cancel()
             await asyncio.gather(*pushing, return_exceptions=True)
