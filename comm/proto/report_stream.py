@@ -70,9 +70,10 @@ class ReportStream:
             pass
 
     async def _read(self) -> None:
-        """Hand each report its answer, until the stream ends; an answer to nothing ends it, too."""
+        """Hand each report its answer, until the stream ends; an answer to nothing ends it, too, and so does one
+        that cannot be read, in whose place gRPC gives none."""
         async for ack in self._call:
-            if not self._unanswered:
+            if ack is None or not self._unanswered:
                 return
             if not (answer := self._unanswered.popleft()).done():
                 answer.set_result(ack)

@@ -29,7 +29,7 @@ DRAIN_TIMEOUT = 30.0  # seconds that a stopping coordinator waits for the round 
 LAST_VIEWS_TIMEOUT = 1.0  # seconds for the last views to leave
 LAST_ANSWERS_TIMEOUT = 0.5  # seconds for the last answers to leave
 MAX_CALLS = 50_000  # at a time, streams included
-# Calls on one connection at a time: a member has its stream of views, a heartbeat, and a report of each kind.
+# Calls on one connection at a time: a member has its streams of views and of reports, and a heartbeat.
 MAX_STREAMS = 32
 UNLIMITED_MS = 2**31 - 1
 MAX_DOOR_SILENCE = 3.0  # seconds without a word from the door's process after which it lets no calls in
@@ -37,6 +37,10 @@ CHANNEL_OPTIONS = {
     "grpc.max_concurrent_streams": MAX_STREAMS,
     "grpc.max_metadata_size": 8 << 10,  # bytes
     "grpc.max_receive_message_length": 4 << 20,  # bytes; the seals of 100,000 chunks
+    # Bytes of a stream that are taken in before its reader wants them. Left to gRPC they follow what seems to be
+    # on the way, which who sends decides: streams that wait for their turn would hold gigabytes.
+    "grpc.http2.lookahead_bytes": 4 << 20,
+    "grpc.http2.bdp_probe": 0,
     "grpc.max_send_message_length": 16 << 20,  # bytes; a plan is the longest: who owns each chunk
     "grpc.max_connection_age_ms": UNLIMITED_MS,  # a stream lives as long as its node
     "grpc.max_connection_idle_ms": UNLIMITED_MS,

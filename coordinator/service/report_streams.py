@@ -47,12 +47,12 @@ class ReportStreams:
     def __init__(self) -> None:
         self._tasks: dict[NodeId, Task] = {}
         self._ending = set[Task]()
+        self._answering = set[Task]()
 
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Take reports in this task, until the stream ends, or is ended here: that is no error."""
-        task = asyncio.current_task()
-        assert task is not None
+        task = _this_task()
         try:
             yield
         except asyncio.CancelledError:
@@ -64,10 +64,22 @@ class ReportStreams:
             for node in [n for n, other in self._tasks.items() if other is task]:
                 del self._tasks[node]
 
+    @contextmanager
+    def answer(self) -> Iterator[None]:
+        """Write an answer in this task. A stream that is to end meanwhile ends after it: gRPC cannot end one while
+        it writes a message, and would leave it open for ever."""
+        task = _this_task()
+        self._answering.add(task)
+        try:
+            yield
+        finally:
+            self._answering.discard(task)
+            if task in self._ending:
+                task.cancel()
+
     def enter(self, node: NodeId) -> None:
         """Count this task's stream as the node's; an earlier one of the node ends."""
-        task, before = asyncio.current_task(), self._tasks.get(node)
-        assert task is not None
+        task, before = _this_task(), self._tasks.get(node)
         if before is not task:
             self._tasks[node] = task
             if before is not None:
@@ -80,4 +92,11 @@ class ReportStreams:
 
     def _end(self, task: Task) -> None:
         self._ending.add(task)
-        task.cancel()
+        if task not in self._answering:
+            task.cancel()
+
+
+def _this_task() -> Task:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

@@ -218,14 +218,14 @@ class CoordinatorService:
                     ack = await self._take_report(request, each)
                 except ReportRefused as refusal:
                     ack = refusal.ack
-                yield ack
+                with self.report_streams.answer():
+                    yield ack
 
     async def _take_report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
             return self._ack(request.session)
-        self.report_streams.enter(member.node)
         self._prove(member.node, context)
         await self._limit(self._reports, member.node, context, "reports", REFUSAL_PAUSE)
         if request.fence.incarnation > self._event_loop.state.incarnation:
@@ -233,6 +233,7 @@ class CoordinatorService:
             await self._deny(context, RefusedForNow(sentence))
         if not self._report_bytes.take(member.node, request, self._clock()):
             await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES, REFUSAL_PAUSE)
+        self.report_streams.enter(member.node)  # one too many ends no other stream, where others may wait
         try:
             check_entries(request, self._event_loop.state)
             event = validation.event(member.node, member.life, request)
@@ -388,7 +389,8 @@ class CoordinatorService:
         """Let a caller without a member's session pass, unless there were too many from its address, or from the
         node that it was."""
         if (before := self._holder(session)) is not None:
-            await self._limit(self._entrances, f"an earlier life of {before.node}", context, "calls")
+            life = f"an earlier life of {before.node}"
+            await self._limit(self._entrances, life, context, "calls", REFUSAL_PAUSE)
         else:
             await self.guard(context)
 
@@ -400,10 +402,12 @@ class CoordinatorService:
             await self._too_many_strangers(origin, context)
 
     async def _too_many_strangers(self, origin: Origin, context: Context) -> NoReturn:
+        pause = REFUSAL_PAUSE
         if not self._door.has_owner(origin):
             self._door.shun(origin)
+            pause = 0.0  # its connection closes soon
         what = f"calls without a valid token or session from {origin.host}"
-        await self._too_many(context, what, self._strangers.rate)
+        await self._too_many(context, what, self._strangers.rate, pause)
 
     def _prove(self, node: NodeId | None, context: Context) -> None:
         """Tell the door whose connection the call came over."""

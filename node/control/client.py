@@ -129,6 +129,7 @@ class ControlClient:
         )
         prove_join(request, identity.key)
         reply = await self._retry(lambda: self._ask_to_join(request), patience)
+        self._end_reports()  # those of the session before are nobody's, and the next ones wait for none of them
         self.session = reply.session
         self._outbox.begin_session(reply.session)
         self._freshness.begin_session()

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -22,10 +22,12 @@ Handler = Callable[[Reports, Context], Answers]
 
 
 @asynccontextmanager
-async def stream(handler: Handler) -> AsyncIterator[ReportStream]:
+async def stream(
+    handler: Handler, encode: Callable[[Any], bytes] = pb.Ack.SerializeToString
+) -> AsyncIterator[ReportStream]:
     """A stream to a coordinator that takes reports as `handler` does."""
     server = grpc.aio.server()
-    report = grpc.stream_stream_rpc_method_handler(handler, pb.ReportRequest.FromString, pb.Ack.SerializeToString)
+    report = grpc.stream_stream_rpc_method_handler(handler, pb.ReportRequest.FromString, encode)
     calls = grpc.method_handlers_generic_handler("atoll.v1.Coordinator", {"Report": report})
     server.add_generic_rpc_handlers((calls,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -166,5 +168,17 @@ def test_an_answer_to_nothing_ends_the_stream() -> None:
             await reports.send(report(0), SOON)
             while not reports.ended:
                 await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+
+
+def test_an_answer_that_is_none_ends_the_stream() -> None:
+    async def take(reports: Reports, context: Context) -> Answers:
+        async for _ in reports:
+            yield cast(Any, b"\xff")
+
+    async def story() -> None:
+        async with stream(take, lambda garbage: garbage) as reports:
+            assert str(await error_of(reports.send(report(0), SOON))) == ENDED and reports.ended
 
     asyncio.run(story())

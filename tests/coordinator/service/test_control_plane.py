@@ -244,6 +244,115 @@ def test_a_node_has_one_stream_of_reports_and_another_ends_it(tmp_path: Path) ->
     asyncio.run(story())
 
 
+def test_a_stream_of_reports_whose_answer_is_on_its_way_ends_after_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        # Of what it does not wait for, this client takes in nothing.
+        unread = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.http2.lookahead_bytes", 0),
+            ("grpc.http2.bdp_probe", 0),
+        ]
+        async with asyncio.timeout(SOON), coordinator(tmp_path) as c:
+            async with grpc.aio.insecure_channel(c.address, unread) as channel:
+                ada = Node(channel, c.token)
+                await ada.join()
+                repaired = pb.ReportRequest(session=ada.session, state_repaired=pb.StateRepaired(round=9))
+                refusals = c.plane.metrics.refused.labels(Code.INVALID_ARGUMENT.name)
+                stub: Any = ada.stub
+                first = stub.Report()
+                await first.write(repaired)
+                await until(lambda: refusals._value.get() == 1)
+                assert "not committed" in await refused(ada.send(repaired), Code.INVALID_ARGUMENT)
+                assert "not committed" in (await first.read()).reason and await first.read() is grpc.aio.EOF
+
+    asyncio.run(story())
+
+
+def test_who_opens_stream_after_stream_waits_on_each_for_what_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(rpc, "REPORT_LIMIT", RateLimit(1e-3, 1))
+        monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 3600.0)
+        async with coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.join()
+            reached = pb.ReportRequest(
+                session=ada.session, fence=pb.Fence(round=1), steps_reached=pb.StepsReached()
+            )
+            assert (await ada.send(reached)).known
+            streams = [ReportStream(ada.stub) for _ in range(5)]
+            flood = [asyncio.create_task(stream.send(reached, SOON)) for stream in streams]
+            for _ in range(9):
+                assert (await ada.heartbeat()).known
+            assert not any(call.done() for call in flood)
+            for stream in streams:
+                stream.close()
+            await asyncio.gather(*flood, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_what_waits_in_streams_of_reports_is_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(rpc, "REPORT_LIMIT", RateLimit(1e-3, 1))
+        monkeypatch.setattr(rpc, "HEARTBEAT_LIMIT", RateLimit(1e4, 10_000))
+        monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 3600.0)
+        streams, block, most = 4, 1 << 18, 1 << 19
+        monkeypatch.setitem(control_plane.CHANNEL_OPTIONS, "grpc.http2.lookahead_bytes", most)
+        written = [0] * streams
+
+        async def push(stub: Any, session: str, number: int) -> None:
+            call = stub.Report()
+            while True:
+                await call.write(pb.ReportRequest(session=session, leave=pb.Leave(reason="x" * block)))
+                written[number] += block
+
+        async with asyncio.timeout(SOON), coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.join()
+            await ada.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
+            pushing = [asyncio.create_task(push(ada.stub, ada.session, k)) for k in range(streams)]
+            before, still = -1, 0
+            while still < 100:
+                await ada.heartbeat()
+                still = still + 1 if sum(written) == before and min(written) else 0
+                before = sum(written)
+            # One that is looked at, what waits behind it, and one that the sender still has.
+            assert max(written) <= most + 3 * block
+            for task in pushing:
+                task.cancel()
+            await asyncio.gather(*pushing, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("session", ["nobody.1", ""], ids=["nobody's", "its earlier life's"])
+def test_a_member_whose_calls_prove_nothing_waits_when_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(rpc, "STRANGER_LIMIT", RateLimit(1e-3, 1))
+        monkeypatch.setattr(rpc, "ENTRANCE_LIMIT", RateLimit(1e-3, 2))
+        monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 3600.0)
+        async with coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.join()
+            before = ada.session
+            await ada.join(before)
+            said = pb.ReportRequest(session=session or before, steps_reached=pb.StepsReached())
+            assert not (await ada.send(said)).known
+            if not session:
+                assert not (await ada.send(said)).known
+            too_many = asyncio.create_task(ada.send(said))
+            for _ in range(9):
+                assert (await ada.heartbeat()).known
+            assert not too_many.done()
+            too_many.cancel()
+
+    asyncio.run(story())
+
+
 def test_a_stopping_coordinator_waits_for_no_stream_of_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

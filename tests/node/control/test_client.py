@@ -173,6 +173,26 @@ def test_a_lost_session_is_told_and_the_next_one_begins_with_nothing() -> None:
     run(body())
 
 
+def test_a_report_of_the_next_session_waits_for_none_of_the_one_before() -> None:
+    async def body() -> None:
+        async with joined() as (coordinator, client):
+            coordinator.answering.clear()
+            client.report(state(1))
+            sending = asyncio.create_task(client.send_reports())
+            await until(lambda: len(coordinator.reports) == 1)
+            sending.cancel()
+            await client.join(NodeIdentity("ada", ":7"), 10.0)
+            sending = asyncio.create_task(client.send_reports())
+            client.report(seal(0))
+            client.report(seal(1))
+            await until(lambda: len(coordinator.reports) == 2)
+            client.report(seal(2))
+            await until(lambda: len(coordinator.reports) == 3)  # after the answer to the first
+            sending.cancel()
+
+    run(body())
+
+
 def test_heartbeats_tell_how_far_the_clock_is_off_and_how_long_nobody_answered() -> None:
     async def body() -> None:
         async with joined() as (coordinator, client):
