@@ -27,7 +27,7 @@ from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 
 NICENESS = 5  # the members stand for other machines: they take no time from the coordinator
-MEMBERS_PER_CONNECTION = 5  # of 32 calls at a time: each has two streams, and a heartbeat on the way
+MEMBERS_PER_CONNECTION = 5  # of 16 calls at a time: each has two streams, and a heartbeat on the way
 CONCURRENT_JOINS = 16  # joins
 READ_DELAY = 0.25  # seconds from a view's arrival until its member acts on it
 MIN_REPORT_SPREAD = 1.0  # seconds over which the members' reports of one kind come

@@ -30,7 +30,7 @@ LAST_VIEWS_TIMEOUT = 1.0  # seconds for the last views to leave
 LAST_ANSWERS_TIMEOUT = 0.5  # seconds for the last answers to leave
 MAX_CALLS = 50_000  # at a time, streams included
 # Calls on one connection at a time: a member has its streams of views and of reports, and a heartbeat.
-MAX_STREAMS = 32
+MAX_STREAMS = 16
 UNLIMITED_MS = 2**31 - 1
 MAX_DOOR_SILENCE = 3.0  # seconds without a word from the door's process after which it lets no calls in
 CHANNEL_OPTIONS = {
