@@ -17,9 +17,9 @@ JOINS = "its token is used up by its first join; the others are refused, and cou
 REFUSED = "the first attempt of a round names it, the next asks it once more, the third goes on without it."
 QUOTA = (
     "these reports and those of its part have one quota and one stream, so that its part comes late. The others "
-    "wait for it for 5 s at most; then it owes them that, and for as many rounds as it was tenths of one they wait "
-    "no longer than a moment. Behind one of its own that is refused its part comes a second later, in which the "
-    "others wait, too, where it owes nothing."
+    "wait for it for 5 s at most; then it owes them that, and for as many rounds as it was tenths of one they "
+    "wait no longer than a moment. Behind one of its own that is refused its part comes a second later, in which "
+    "the others wait, too, where it owes nothing."
 )
 STAGE = (
     "a stage of an exchange has ten times what it is to take, and a moment more, as links stand still and "
