@@ -51,7 +51,9 @@ else:
 def write(spec: SinkSpec, last: int, ending: str) -> int:
     """The round that a process of its own found at the end of what was there before it."""
     command = [sys.executable, "-P", "-c", WRITER, msgspec.json.encode(spec).decode(), str(last), ending]
-    environment = os.environ | {"PYTHONPATH": str(Path(wandb_log.__file__).parent)}
+    # Not with the service of a wandb that this process has: there a run would outlive its killed writer.
+    usual = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    environment = usual | {"PYTHONPATH": str(Path(wandb_log.__file__).parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == (0 if ending == "closed" else -9), done.stderr
     return int(done.stdout)
