@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from math import isfinite
 from typing import TypeVar
@@ -239,7 +240,7 @@ class ControlClient:
                     async with asyncio.timeout(pause if isfinite(pause) else None):
                         await posted.wait()
             request = queue.take()
-            ack = await self._retry(lambda r=request: self._tell(r, CALL_SECONDS), OUTAGE_SECONDS)  # type: ignore[misc]
+            ack = await self._retry(partial(self._tell, request, CALL_SECONDS), OUTAGE_SECONDS)
             queue.acknowledge(ack)
 
     async def _tell(self, report: pb.ReportRequest, timeout: float) -> pb.Ack:

@@ -211,7 +211,7 @@ async def _call_often(session: CoordinatorSession, counted: Tally, made: Callabl
             except grpc.aio.AioRpcError as error:
                 counted.note(error.code().name)
             except Unreachable:
-                counted.note("behind one that was refused")
+                counted.note("not answered")
             await asyncio.sleep(CALLERS / REPORTS_PER_SECOND)
 
     await asyncio.gather(*(some() for _ in range(CALLERS)))
