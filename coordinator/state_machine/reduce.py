@@ -76,7 +76,8 @@ def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
     remain."""
     r, need = state.round, max(state.config.members.minimum, 1)
-    ready = tuple(n for n in r.participants if n in r.ledger.contributions)
+    saving = state.members.saving
+    ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
     trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow)
     members = _connected(state, trusted if len(trusted) >= need else ready, need)
     return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()

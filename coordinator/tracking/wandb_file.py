@@ -32,7 +32,8 @@ def files_of(folder: Path, run_id: str) -> list[Path]:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """The records of a file, as protobufs, up to where it is torn. Raises ValueError for a file that is none."""
+    """The records of a file, as protobufs, up to where it is torn or is being written. Raises ValueError for a file
+    that is none."""
     for record, _ in _records(file):
         yield record
 
@@ -71,7 +72,7 @@ def _records(file: Path) -> Iterator[tuple[Any, int]]:
 def _bodies(file: Path) -> Iterator[tuple[bytes, int]]:
     """The bytes of each whole record, and where it ends."""
     data = file.read_bytes()
-    if data[: len(MAGIC)] != MAGIC:
+    if not (data.startswith(MAGIC) or MAGIC.startswith(data)):  # of one that is only begun not even that is there
         raise ValueError(f"{file} is no file of wandb's")
     at, whole = HEADER, b""
     while at + HEAD.size <= len(data):

@@ -13,6 +13,13 @@ MUTATIONS = [
     ),
     # What the coordinator counts on
     Mutation(
+        "an attempt names who saves bytes",
+        C + "state_machine/reduce.py",
+        "if n in r.ledger.contributions and n not in saving)",
+        "if n in r.ledger.contributions)",
+        SCENARIOS,
+    ),
+    Mutation(
         "nobody is named who left an exchange to save bytes",
         C + "state_machine/byte_saving.py",
         "replace(state.round, gone=state.round.gone | {node: Standing.SAVING})",
