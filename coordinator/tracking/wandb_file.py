@@ -32,8 +32,8 @@ def files_of(folder: Path, run_id: str) -> list[Path]:
 
 
 def records(file: Path) -> Iterator[Any]:
-    """The records of a file, as protobufs, up to where it is torn or is being written. Raises ValueError for a file
-    that is none."""
+    """The records of a file, as protobufs, up to where it is torn or is being written. Raises ValueError for
+    another file."""
     for record, _ in _records(file):
         yield record
 
