@@ -19,7 +19,8 @@ Who comes into quarantine anew before the earlier one is forgotten stays in it f
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from atoll.comm.evidence import Consequence, Evidence, Offence
 from atoll.comm.ids import NodeId
@@ -43,8 +44,7 @@ MIN_PART = 0.05  # of a strike: what delayed a round by less is held against nob
 TROUBLE_WEIGHT = 1.0  # three in a row: it owns no chunks; six: its work is not taken
 
 
-@dataclass(frozen=True, slots=True)
-class Strikes:
+class Strikes(Struct, frozen=True):
     """The record of one key: the weights of its offences, and a ban."""
 
     node: NodeId  # the latest under the key
@@ -52,7 +52,7 @@ class Strikes:
     lies: float = 0.0  # weight of false statements
     trouble: float = 0.0  # weight of what may be nobody's fault
     quarantines: int = 0  # how often it came into one since all was forgotten
-    latest: dict[Offence, int] = field(default_factory=dict)  # the last round of each offence
+    latest: dict[Offence, int] = {}  # the last round of each offence
     delay: tuple[int, float] = (0, 0.0)  # the last round that it delayed, and the part of a strike it has for that
     ban: Evidence | None = None
     owes_until: int = 0  # committed rounds from which on it owes the others no time

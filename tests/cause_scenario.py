@@ -18,10 +18,9 @@ slow                        whether the round is slow, beside the rounds that we
 before [inner=6] [collect=0.1] [reduce=1] [commit=0.1] [times=1]
 """
 
-from dataclasses import replace
-
 from atoll.comm.ids import NodeId
 from atoll.comm.incidents import IncidentKind
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.account import Incident, LinkAccount
 from atoll.coordinator.causes.observations import MemberSeen, Observations, Standing
 from atoll.coordinator.causes.slowness import RoundPace, is_slow, remember

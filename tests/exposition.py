@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.registry import Collector
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.events import Failure
 from atoll.node.daemon.metrics_page import COUNTERS, GAUGES, families, registry_of
 

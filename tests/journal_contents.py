@@ -2,12 +2,12 @@
 
 import types
 from contextlib import closing
-from dataclasses import replace
 from enum import EnumType
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journal import MAX_NOTES, Journal, JournalSnapshot
 from atoll.coordinator.state_machine import events as ev
 

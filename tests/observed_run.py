@@ -11,11 +11,10 @@ failures              what the last commit's record says of failures
 goodput               the fleet's goodput, and what others call utilisation
 """
 
-from dataclasses import replace
-
 from scenario import Run
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.service.failures import sentences
 from atoll.coordinator.service.goodput import BUCKETS, compute_utilisation, fleet_goodput
 from atoll.coordinator.service.telemetry import Telemetry, Vitals

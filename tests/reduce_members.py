@@ -8,7 +8,6 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Plan, PlanMember
+from atoll.comm.replace import replace
 from atoll.comm.signatures import SIGNATURE_BYTES
 from atoll.comm.transport import frames
 from atoll.comm.transport.connection import Link

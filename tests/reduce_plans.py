@@ -1,12 +1,12 @@
 """Plans among four members, a to d, and what a `ReduceProtocol` of one of them does under these."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from atoll.comm.allreduce.effects import Effect, FrameVerdict, SendFrame
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Plan, PlanMember
+from atoll.comm.replace import replace
 from atoll.comm.transport.frames import FrameKind
 
 A, B, C, D = (NodeId(name) for name in "abcd")

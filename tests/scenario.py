@@ -47,7 +47,6 @@ changed: commits, published records, and the round with its participants and rea
 
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from atoll.comm.bitmap import bitmap
@@ -57,6 +56,7 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.incidents import IncidentKind, mask
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.account import Account, Incident
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev

@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from long_runs import long_record
 
 from atoll.comm.config.run import RunConfig, to_json
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.events import CommitRecord, Note, Publish, Started
 from atoll.coordinator.tracking.tracker import Tracker

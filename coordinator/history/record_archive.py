@@ -14,7 +14,6 @@ may read meanwhile.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -22,6 +21,7 @@ import msgspec
 
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.history import record_codec, segment
 from atoll.coordinator.history.columns import BadColumn
 from atoll.coordinator.history.record_codec import BadRecord, RecordView

@@ -12,7 +12,6 @@ those of few digits (`atoll.comm.rounding`) take fewer bytes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
 from functools import cached_property
 from itertools import accumulate, islice
 from math import isnan, nan
@@ -40,7 +39,7 @@ MAX_SPANS = 1 << 22  # of samples, of all nodes
 COUNTS = ("bytes_up", "bytes_down")  # fields with an integer for each node
 MEASURES = ("contributors", "shares", "norms", "scales", "losses")  # with a float for each
 DIGESTS = ("sealed_digest", "state_digest", "config_digest")  # hexadecimal, here their bytes
-FIGURES = tuple(field.name for field in fields(TrainerFigures))
+FIGURES = TrainerFigures.__struct_fields__
 FLOATS = ("train_loss", "val_loss", "predicted")
 FLOAT_DICTS = ("seconds", "predictions", "goodput")
 # Keys of theirs that take one byte. New ones go to the end.

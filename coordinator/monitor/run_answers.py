@@ -8,7 +8,7 @@ Calls block: they read records, and are made in a thread. Every answer is bounde
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import islice
 from math import inf, isnan
 from typing import Any, Protocol
@@ -51,7 +51,7 @@ ROUND_EVENTS = 100  # that a round's own answer has
 NODE_EVENTS, NODE_NOTES = 50, 5000  # that a node's has; notes that are looked at for them
 MAX_PUT_OUT = 6  # members that were put out and are told of
 MAX_NAMED_MARKS, MAX_CHANGES = 8, 500  # marks of an answer that name members; rounds whose change is remembered
-RECORD_FIELDS = {field.name: None for field in fields(CommitRecord)}
+RECORD_FIELDS = dict.fromkeys(CommitRecord.__struct_fields__)
 Answer = dict[str, Any]
 Query = Mapping[str, str]
 
@@ -130,7 +130,8 @@ def passage_of(record: CommitRecord) -> Answer | None:
     """What the model wrote after the round, and on whose word; None: it was not asked to."""
     if (passage := record.passage) is None:
         return None
-    return asdict(passage) | {"round": record.round, "name": record.names.get(passage.node, passage.node)}
+    name = record.names.get(passage.node, passage.node)
+    return msgspec.structs.asdict(passage) | {"round": record.round, "name": name}
 
 
 class RunAnswers:

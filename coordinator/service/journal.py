@@ -17,7 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -27,6 +27,7 @@ from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError, Refused, ResourceError
 from atoll.comm.files import publish
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.history import record_codec
 from atoll.coordinator.history.record_codec import BadRecord, RecordView
 from atoll.coordinator.history.series import Row

@@ -6,13 +6,14 @@ Nothing of a batch may leave the coordinator before `adopt`. A snapshot now and 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.note_quota import NoteQuota
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Effect, Event, Heartbeat, Note, Publish

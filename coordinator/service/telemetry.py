@@ -8,7 +8,7 @@ has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,7 +22,7 @@ from atoll.coordinator.state_machine.events import CommitRecord, Event, Failure,
 from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.state import State
 
-FIGURES = tuple(field.name for field in fields(TrainerFigures))
+FIGURES = TrainerFigures.__struct_fields__
 CUTS_KEPT = 2  # the last round's, whose record may yet be void, and the one's before it
 # Events that carry a node's id, and are no sign of its life: the clock's verdicts, and what others did.
 NO_SIGNS = (

@@ -10,11 +10,11 @@ for is urgent: an update of anything else may be cut short for it. `view_streams
 """
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.service import view
 from atoll.coordinator.service.roster import Roster, no_key
 from atoll.coordinator.service.view import CommonView, NodeView

@@ -175,11 +175,12 @@ def strike_part(state: State, seconds: float) -> float:
 def lend_time(state: State, node: NodeId, seconds: float) -> State:
     """Have the node, which is here or was, owe the others time, for so many seconds in which they waited for it in
     this round: as many rounds as these are whole strikes, nothing for less than a second."""
-    rounds = min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS) if seconds >= MIN_OWED_SECONDS else 0
+    if seconds < MIN_OWED_SECONDS or not (node in state.members.here or node in state.members.departed):
+        return state
+    rounds = min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS)
     who, until = identity(state, node), state.round.number + rounds
     before = state.conduct.strikes.get(who) or Strikes(node)
-    known = node in state.members.here or node in state.members.departed
-    if not known or not rounds or until <= before.owes_until:
+    if not rounds or until <= before.owes_until:
         return state
     others = {key: r for key, r in state.conduct.strikes.items() if key != who}
     records = remember(others | {who: replace(before, node=node, owes_until=until)}, state.committed)

@@ -13,7 +13,8 @@ contributes nothing leaves no trace here.
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
@@ -22,8 +23,7 @@ MAX_FORMER_NAMES = 8  # of a node, the latest
 SHARE = struct.Struct("<IIQ")  # number of a node's account, number of its owner's, tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """A contributor's part of a round that commits."""
 
     who: str  # its `conduct.identity`
@@ -33,8 +33,7 @@ class Work:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAccount:
+class NodeAccount(Struct, frozen=True):
     """The account of one key."""
 
     number: int  # counts the run's accounts, from 1
@@ -46,8 +45,7 @@ class NodeAccount:
     former_names: tuple[str, ...] = ()  # the latest last
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerAccount:
+class OwnerAccount(Struct, frozen=True):
     """The account of one owner: of all that nodes contributed while they were its own."""
 
     number: int  # counts the run's accounts, from 1
@@ -55,20 +53,18 @@ class OwnerAccount:
     rounds: int = 0  # in which at least one of its nodes contributed
 
 
-@dataclass(frozen=True, slots=True)
-class RoundCredit:
+class RoundCredit(Struct, frozen=True):
     """What a round that may still become void brought to whom."""
 
     round: int
     shares: bytes  # a `SHARE` for each key that contributed
 
 
-@dataclass(frozen=True, slots=True)
-class CreditBook:
+class CreditBook(Struct, frozen=True):
     """The accounts; the functions of this module change them."""
 
-    nodes: dict[str, NodeAccount] = field(default_factory=dict)  # by `conduct.identity`
-    owners: dict[str, OwnerAccount] = field(default_factory=dict)  # by name
+    nodes: dict[str, NodeAccount] = {}  # by `conduct.identity`
+    owners: dict[str, OwnerAccount] = {}  # by name
     recent: tuple[RoundCredit, ...] = ()  # ascending
     opened: int = 0  # accounts, so far
 

@@ -5,7 +5,7 @@ the coordinator's own clock; nothing in an event is a peer's idea of the time. `
 an event belongs to, `fence` which attempt of a reduce: what is late is refused by them.
 """
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from atoll.comm.evidence import Consequence, Evidence
 from atoll.comm.ids import NO_KEY, NO_PIN, NodeId, Pin, PublicKey
@@ -14,24 +14,21 @@ from atoll.coordinator.causes.account import Account
 from atoll.coordinator.causes.explanation import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """The coordinator came up for the `incarnation`-th time."""
 
     incarnation: int
     nonce: bytes = b""  # random, and secret: what this incarnation draws follows from it
 
 
-@dataclass(frozen=True, slots=True)
-class HeardNobody:
+class HeardNobody(Struct, frozen=True):
     """The coordinator could hear nobody for a while: it was stopped, its disk was full, or its port answers no
     calls."""
 
     seconds: float = 0.0  # that it stood still; 0: its port answers no calls
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct, frozen=True):
     """A node was admitted, for the first time or again under its old id."""
 
     node: NodeId
@@ -48,24 +45,21 @@ class Joined:
     version: str = ""  # of its software, as it says; empty: not known
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """The node opened its stream of views."""
 
     node: NodeId
     life: int
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(Struct, frozen=True):
     """The node's stream of views broke."""
 
     node: NodeId
     life: int
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Struct, frozen=True):
     """A heartbeat: volatile, moves the lease and the progress only."""
 
     node: NodeId
@@ -77,8 +71,7 @@ class Heartbeat:
     saves_bytes: bool = False  # nor exchange anything with peers; then it is paused, too
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutReported:
+class LayoutReported(Struct, frozen=True):
     """The node has built its model and says how its flat vector is laid out."""
 
     node: NodeId
@@ -89,8 +82,7 @@ class LayoutReported:
     evaluates: bool = True  # its trainer can measure a validation loss
 
 
-@dataclass(frozen=True, slots=True)
-class StateReported:
+class StateReported(Struct, frozen=True):
     """The node holds state_round."""
 
     node: NodeId
@@ -99,8 +91,7 @@ class StateReported:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StateRepaired:
+class StateRepaired(Struct, frozen=True):
     """Chunks of the node's state changed by themselves."""
 
     node: NodeId
@@ -111,8 +102,7 @@ class StateRepaired:
     disk: bool = False  # not in its memory: so many files on its disk
 
 
-@dataclass(frozen=True, slots=True)
-class StepsReached:
+class StepsReached(Struct, frozen=True):
     """The node has taken the round's inner steps, and takes more until the round closes."""
 
     node: NodeId
@@ -120,8 +110,7 @@ class StepsReached:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Struct, frozen=True):
     """The work behind one member's delta: what the member told of it, and what the run adds in the ledger."""
 
     samples: int  # from the front of its lease, earlier rounds' uncommitted ones included
@@ -143,8 +132,7 @@ class Contribution:
         return self.samples - self.skipped - self.untimely
 
 
-@dataclass(frozen=True, slots=True)
-class ContributionReady:
+class ContributionReady(Struct, frozen=True):
     """The node stopped training and can contribute."""
 
     node: NodeId
@@ -153,8 +141,7 @@ class ContributionReady:
     contribution: Contribution
 
 
-@dataclass(frozen=True, slots=True)
-class ChunksSealed:
+class ChunksSealed(Struct, frozen=True):
     """An owner has merged chunks and sent them to the members."""
 
     node: NodeId
@@ -171,8 +158,7 @@ class ChunksSealed:
     sum_dots: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OrphansFound:
+class OrphansFound(Struct, frozen=True):
     """The node tells which of the sealed chunks without an owner it holds."""
 
     node: NodeId
@@ -181,8 +167,7 @@ class OrphansFound:
     here: tuple[tuple[int, bytes], ...]  # (chunk, digest)
 
 
-@dataclass(frozen=True, slots=True)
-class ReduceComplete:
+class ReduceComplete(Struct, frozen=True):
     """The node has every sealed chunk of the attempt."""
 
     node: NodeId
@@ -204,8 +189,7 @@ class ReduceComplete:
     incidents: int = 0  # of the round, that the node tells: bits, as `atoll.comm.incidents.mask` has them
 
 
-@dataclass(frozen=True, slots=True)
-class RoundAccounted:
+class RoundAccounted(Struct, frozen=True):
     """The node, which was asked, accounts for the round."""
 
     node: NodeId
@@ -214,8 +198,7 @@ class RoundAccounted:
     account: Account
 
 
-@dataclass(frozen=True, slots=True)
-class AuditReported:
+class AuditReported(Struct, frozen=True):
     """What the node found when it recomputed a sealed chunk."""
 
     node: NodeId
@@ -229,16 +212,14 @@ class AuditReported:
     relay: int | None = None  # place of a relay whose mean is not what its inputs come to
 
 
-@dataclass(frozen=True, slots=True)
-class Likeness:
+class Likeness(Struct, frozen=True):
     """Likeness of a delta to the delta of the contributor whose work is replayed."""
 
     cosine: float
     ratio: float  # of l2 norms, the delta's over that of the contributor's
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayReported:
+class ReplayReported(Struct, frozen=True):
     """The node, a verifier, has something to say of the contributor's work of the round."""
 
     node: NodeId
@@ -250,8 +231,7 @@ class ReplayReported:
     others: tuple[Likeness, ...] = ()  # of others' deltas of the round
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(Struct, frozen=True):
     """What the model wrote when its loss was measured, as the evaluator says: for people to read."""
 
     node: NodeId
@@ -259,8 +239,7 @@ class Passage:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class LossEvaluated:
+class LossEvaluated(Struct, frozen=True):
     """The evaluator measured the validation loss of the state of `round`."""
 
     node: NodeId
@@ -270,8 +249,7 @@ class LossEvaluated:
     passage: Passage | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkForged:
+class ChunkForged(Struct, frozen=True):
     """A sealed chunk as the peer gave it to the node is not what the ledger says."""
 
     node: NodeId
@@ -281,8 +259,7 @@ class ChunkForged:
     chunk: int
 
 
-@dataclass(frozen=True, slots=True)
-class SealOutsized:
+class SealOutsized(Struct, frozen=True):
     """The owner of a chunk since the fence's attempt sealed what no merge of the round's deltas can be, as the
     node has it."""
 
@@ -294,8 +271,7 @@ class SealOutsized:
     times: float  # how long they are together, in lengths of the longest delta
 
 
-@dataclass(frozen=True, slots=True)
-class ChunksMissing:
+class ChunksMissing(Struct, frozen=True):
     """The node was told the ledger's digests, and nobody gave it these sealed chunks so."""
 
     node: NodeId
@@ -304,8 +280,7 @@ class ChunksMissing:
     chunks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PeerUnreachable:
+class PeerUnreachable(Struct, frozen=True):
     """`node` lost its connection to `peer` during an attempt."""
 
     node: NodeId
@@ -315,8 +290,7 @@ class PeerUnreachable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(Struct, frozen=True):
     """The node says good-bye."""
 
     node: NodeId
@@ -325,8 +299,7 @@ class Leaving:
     incidents: int = 0  # of the round, that the node tells: bits, as `atoll.comm.incidents.mask` has them
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(Struct, frozen=True):
     """The clock's verdict (`members.judge`) that the node may be dead."""
 
     node: NodeId
@@ -334,24 +307,21 @@ class Suspected:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SuspicionCleared:
+class SuspicionCleared(Struct, frozen=True):
     """The clock's verdict that a suspected node is heard again."""
 
     node: NodeId
     life: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(Struct, frozen=True):
     """The heartbeats' first news in this life of the node that its trainer takes inner steps."""
 
     node: NodeId
     life: int
 
 
-@dataclass(frozen=True, slots=True)
-class Paused:
+class Paused(Struct, frozen=True):
     """The heartbeats' news that the node takes no inner steps for now, as its owner wants."""
 
     node: NodeId
@@ -359,16 +329,14 @@ class Paused:
     saves_bytes: bool = False  # nor does it exchange anything with peers
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Struct, frozen=True):
     """The heartbeats' news that the node may take inner steps again."""
 
     node: NodeId
     life: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrainersSeen:
+class TrainersSeen(Struct, frozen=True):
     """The heartbeats' word on members of a round that an inquiry is about and that brought nothing to it: (node,
     inner steps that it told of the round, seconds since it told of any progress)."""
 
@@ -376,8 +344,7 @@ class TrainersSeen:
     told: tuple[tuple[NodeId, int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(Struct, frozen=True):
     """The clock's verdict that the node is out."""
 
     node: NodeId
@@ -387,23 +354,20 @@ class Expired:
     silence: float = 0.0  # seconds for which it was not heard
 
 
-@dataclass(frozen=True, slots=True)
-class Pardoned:
+class Pardoned(Struct, frozen=True):
     """The operator holds nothing against the node any more, or against who has or had its key."""
 
     node: NodeId
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WritesResumed:
+class WritesResumed(Struct, frozen=True):
     """The journal takes writes again, after so many seconds in which it did not."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time passed: grace windows and deadlines may have run out."""
 
 
@@ -444,8 +408,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A decision and its reason, for the log, the page and the researcher."""
 
     sentence: str
@@ -455,8 +418,7 @@ class Note:
     verdict: Verdict | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A decision of the run on evidence against a member: to be kept, once, with its number."""
 
     number: int  # counts the run's decisions, from 1
@@ -470,8 +432,7 @@ class Decision:
     invite: int = 0  # number of the invite that it came with; 0: not known
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerFigures:
+class TrainerFigures(Struct, frozen=True):
     """What a contributor's trainer told of its inner steps when it last took some; 0: not known."""
 
     tokens_per_s: float = 0.0
@@ -481,8 +442,7 @@ class TrainerFigures:
     data_wait: float = 0.0  # share of the inner steps' time spent waiting for data
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """A member's failure and what it cost: told when the round in which it was noticed is committed, and again,
     with the same number, once the member trains again."""
 
@@ -497,8 +457,7 @@ class Failure:
     waited: float = 0.0  # node-seconds that the others waited and exchanged beyond what is usual
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
+class CommitRecord(Struct, frozen=True):
     """One outer step, as everybody will remember it."""
 
     round: int
@@ -513,46 +472,42 @@ class CommitRecord:
     bytes_down: dict[NodeId, int]
     reason: str  # why the round closed when it did
     sealed_digest: str  # hex; root over the sealed chunks
-    shares: dict[NodeId, float] = field(default_factory=dict)  # of the chunks that each owned in the end
+    shares: dict[NodeId, float] = {}  # of the chunks that each owned in the end
     predicted: float = 0.0  # seconds of the reduce, by the plan; 0: nothing was known of the links
-    rates: dict[NodeId, tuple[float, float]] = field(default_factory=dict)  # bytes a second up, down; by the plan
+    rates: dict[NodeId, tuple[float, float]] = {}  # bytes a second up, down; by the plan
     levels: int = 1  # 2: the first attempt was planned in two levels
-    predictions: dict[str, float] = field(default_factory=dict)  # seconds: "flat", "two_level"; empty: not known
+    predictions: dict[str, float] = {}  # seconds: "flat", "two_level"; empty: not known
     regions: tuple[tuple[NodeId, ...], ...] = ()  # of the first attempt's members; empty: all are near
-    norms: dict[NodeId, float] = field(default_factory=dict)  # l2 of each contributor's delta, as it told
-    lacking: dict[int, tuple[NodeId, ...]] = field(default_factory=dict)  # chunk: contributors that are not in it
-    scales: dict[NodeId, float] = field(
-        default_factory=dict
-    )  # of contributors' deltas that were outsized, or late
-    samples: dict[NodeId, tuple[tuple[int, int], ...]] = field(
-        default_factory=dict
-    )  # (first, count) that the round consumed, of those who were members to its end
+    norms: dict[NodeId, float] = {}  # l2 of each contributor's delta, as it told
+    lacking: dict[int, tuple[NodeId, ...]] = {}  # chunk: contributors that are not in it
+    scales: dict[NodeId, float] = {}  # of contributors' deltas that were outsized, or late
+    # (first, count) that the round consumed, of those who were members to its end
+    samples: dict[NodeId, tuple[tuple[int, int], ...]] = {}
     state_digest: str = ""  # hex; of anchor and momentum after the step
-    digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
+    digests: dict[NodeId, str] = {}  # what each member found
     digests_equal: bool | None = None  # None: nobody has told
     val_loss: float | None = None  # of the anchor after the step
     fragment: int = 0  # that was exchanged, from 0
     void: bool = False  # its state was lost with all who held it: it is as if it had not been
     committed_at: float = 0.0  # seconds since 1970
-    names: dict[NodeId, str] = field(default_factory=dict)  # of members and contributors
-    losses: dict[NodeId, float] = field(default_factory=dict)  # of each contributor, mean over its samples
+    names: dict[NodeId, str] = {}  # of members and contributors
+    losses: dict[NodeId, float] = {}  # of each contributor, mean over its samples
     # of each member: seconds from the first plan of the reduce until it had every sealed chunk
-    exchange: dict[NodeId, float] = field(default_factory=dict)
+    exchange: dict[NodeId, float] = {}
     verdict: Verdict | None = None  # who or what was to blame, where the round was slow or something failed
     passage: Passage | None = None  # of the anchor after the step
     # The service adds these when it keeps the record.
     config_digest: str = ""  # hex; of the run's config
     decisions: tuple[Decision, ...] = ()  # since the record before, with their evidence
-    figures: dict[NodeId, TrainerFigures] = field(default_factory=dict)  # of contributors
-    goodput: dict[str, float] = field(default_factory=dict)  # node-seconds in each bucket, since the run began
+    figures: dict[NodeId, TrainerFigures] = {}  # of contributors
+    goodput: dict[str, float] = {}  # node-seconds in each bucket, since the run began
     # of each node: seconds in each bucket since the record before, zeros left out. What was open there and has
     # come to an end since is less than nothing here (`coordinator/service/goodput.py`)
-    spent: dict[NodeId, dict[str, float]] = field(default_factory=dict)
+    spent: dict[NodeId, dict[str, float]] = {}
     failures: tuple[Failure, ...] = ()  # noticed, or over, since the record before
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Struct, frozen=True):
     """A commit record is complete: to be kept and shown, once."""
 
     record: CommitRecord

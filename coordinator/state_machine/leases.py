@@ -7,7 +7,8 @@ a consumed sample is never leased again, so no two leases ever have the same wor
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
@@ -16,8 +17,7 @@ Range = tuple[int, int]  # first, count
 Lease = tuple[Range, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Leases:
+class Leases(Struct, frozen=True):
     """All samples of the run that were leased and are not consumed.
 
     Invariant: `free` and the leases in `by_node` are disjoint, and all of their samples lie below `next`.
@@ -25,7 +25,7 @@ class Leases:
 
     next: int = 0  # first sample never leased
     free: Lease = ()  # returned ranges, ascending
-    by_node: dict[NodeId, Lease] = field(default_factory=dict)
+    by_node: dict[NodeId, Lease] = {}
 
 
 def size(lease: Lease) -> int:

@@ -14,7 +14,8 @@ same owner; so does an unsealed one when a member comes back: what it brought be
 """
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from atoll.comm.bitmap import bit, bitmap, places
 from atoll.comm.chunks import Chunks
@@ -27,8 +28,7 @@ NORM_BYTES = 4  # of an fp32 number
 Deal = Callable[[int], tuple[NodeId, ...]]  # owners for so many chunks
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One place in the order in which contributions are summed."""
 
     node: NodeId
@@ -37,8 +37,7 @@ class Entry:
     since: int = 0  # the attempt in which it came
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(Struct, frozen=True):
     """The mark of a merged chunk whose bytes do not change any more."""
 
     digest: bytes
@@ -54,8 +53,7 @@ class Seal:
     dots: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionSum:
+class RegionSum(Struct, frozen=True):
     """A relay's word on the contributions to a chunk that it averaged for its region."""
 
     by: NodeId
@@ -65,33 +63,32 @@ class RegionSum:
     dots: bytes = b""  # as a seal's
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Struct, frozen=True):
     """The book of one round; the functions of this module open, continue and close its attempts.
 
     Invariant: `owners` and `since` have one item for each chunk, or none before the first attempt.
     """
 
-    contributions: dict[NodeId, Contribution] = field(default_factory=dict)
+    contributions: dict[NodeId, Contribution] = {}
     attempt: int = 0  # 0: none was opened yet
     entries: tuple[Entry, ...] = ()  # of all attempts of the round
     contributors: bytes = b""  # bitmap of the entries that bring a delta
     members: tuple[NodeId, ...] = ()  # of the attempt: who contributes and must hold every sealed chunk
     owners: tuple[NodeId | None, ...] = ()  # of each chunk; None: sealed by one that is gone
     since: tuple[int, ...] = ()  # of each chunk: the attempt in which it got its owner
-    sealed: dict[int, Seal] = field(default_factory=dict)
+    sealed: dict[int, Seal] = {}
     sealed_before: tuple[int, ...] = ()  # chunks that were sealed when the attempt was opened
     regions: tuple[int, ...] = ()  # of the first attempt's entries; empty: it was not in regions
     relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) places; empty: no chunk is in two levels
     flat: bool = False  # the next attempt is; until then what is sealed still has its relays
     layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels
     withdrawn: bool = False  # somebody withdrew since the attempt was opened
-    sums: dict[int, tuple[RegionSum, ...]] = field(default_factory=dict)  # by chunk
+    sums: dict[int, tuple[RegionSum, ...]] = {}  # by chunk
     # chunks whose seals were taken back: their owners from the next attempt on, or None: they are dealt
-    reassigned: dict[int, NodeId | None] = field(default_factory=dict)
+    reassigned: dict[int, NodeId | None] = {}
     # Of each attempt in which a chunk got its owner: a bitmap of the places whose contributions an owner waits for
     # that has chunks since then.
-    required: dict[int, bytes] = field(default_factory=dict)
+    required: dict[int, bytes] = {}
 
     @property
     def complete(self) -> bool:
@@ -378,8 +375,7 @@ def contributed_samples(ledger: Ledger, node: NodeId, front: int) -> int:
     return max((c.samples for c in contributed if c is not None and c.front == front), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Inclusion:
+class Inclusion(Struct, frozen=True):
     """The part of one node's work that is in the sealed chunks of a round."""
 
     contribution: Contribution  # the one with the most samples, of those that are in them

@@ -18,8 +18,9 @@ are the coordinator's.
 """
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct
 
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NO_KEY, NO_PIN, NodeId, Pin, PublicKey
@@ -58,8 +59,7 @@ class MemberState(StrEnum):
 TRAINABLE_STATES = (MemberState.SYNCED, MemberState.ACTIVE)  # to train a round
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """One life of a node in the run, with what it told and what was measured of it."""
 
     node: NodeId
@@ -107,7 +107,7 @@ class Member:
     outside: float = 0.0
     measured: int = 0  # reduces after which it told the above
     exchanged: bool = False  # an exchange was committed with it, in this life or an earlier one
-    rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
+    rtts: dict[NodeId, float] = {}  # seconds, to other members
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
     key: PublicKey = NO_KEY  # the node's, for its life
     invite: int = 0  # number of the invite that its node came with last; 0: not known
@@ -150,22 +150,21 @@ class Member:
         return self.reason or ("its trainer takes no steps: no round waits for it" if waits else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(Struct, frozen=True):
     """The members that are here and those that are gone, with counts that spare callers a look at all of them.
 
     Invariant: `here` and `departed` have no node in common; `suspects`, `idle`, `saving`, `holding` and
     `trusted_counts` are what a look at `here` would give.
     """
 
-    here: dict[NodeId, Member] = field(default_factory=dict)
-    departed: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
+    here: dict[NodeId, Member] = {}
+    departed: dict[NodeId, Member] = {}  # the latest last
     next_id: int = 1
     suspects: frozenset[NodeId] = frozenset()  # of those that are here
     idle: frozenset[NodeId] = frozenset()  # of those that are here, who rest
     saving: frozenset[NodeId] = frozenset()  # of those that are here, who save bytes
-    holding: dict[int, int] = field(default_factory=dict)  # round: how many hold its state
-    trusted_counts: dict[MemberState, int] = field(default_factory=dict)  # how many in a state are not suspected
+    holding: dict[int, int] = {}  # round: how many hold its state
+    trusted_counts: dict[MemberState, int] = {}  # how many in a state are not suspected
     changes: int = 0  # grows when somebody comes or goes, and when what one is changes
     reports: int = 0  # grows when one tells which state it holds
     losses: int = 0  # grows when an active member goes, begins anew or is suspected

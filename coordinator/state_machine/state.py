@@ -1,11 +1,12 @@
-"""The coordinator's knowledge of the run: frozen dataclasses, and the few ways in which all parts change them."""
+"""The coordinator's knowledge of the run: frozen records, and the few ways in which all parts change them."""
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from statistics import median
+
+from msgspec import Struct
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
@@ -54,29 +55,27 @@ SealedBytes = tuple[int, int, bytes]  # of this chunk, its owner's since this at
 Told = tuple[NodeId, SealedBytes, int]  # by this member, of these, in this attempt
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptState:
+class AttemptState(Struct, frozen=True):
     """The attempt in force, beyond what the ledger knows of it."""
 
     fence: Fence
     opened_at: float  # seconds; later where the coordinator was away since
     # seconds; the same, or since when all is sealed: what is waited for has its time from here
     stage_at: float = 0.0
-    orphans: dict[NodeId, OrphansFound] = field(default_factory=dict)  # who has told which of them it holds
+    orphans: dict[NodeId, OrphansFound] = {}  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
     expected: float = 0.0  # the same, by what exchanges took of late, too; 0: neither is known
     patience: float = 0.0  # seconds for which one contributor may hold up an owner; 0: as long as it takes
     # who asked all in vain for which chunks
-    missing_chunks: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+    missing_chunks: dict[NodeId, tuple[int, ...]] = {}
     forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
     # seconds; when owners sealed what they sealed last
-    sealed_at: dict[NodeId, float] = field(default_factory=dict)
+    sealed_at: dict[NodeId, float] = {}
     # seconds; when members said that they hold everything
-    held_at: dict[NodeId, float] = field(default_factory=dict)
+    held_at: dict[NodeId, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Parties:
+class Parties(Struct, frozen=True):
     """Who has something to show of a sealed chunk, by place."""
 
     owner: int
@@ -84,8 +83,7 @@ class Parties:
     keys: dict[int, PublicKey]  # of all: the owner, the relays, and who contributed
 
 
-@dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Struct, frozen=True):
     """The audit of one sealed chunk; `audit` alone changes it.
 
     Invariant: who has a voice is named.
@@ -99,22 +97,20 @@ class Audit:
     parties: Parties  # as they were when it was opened
     seconds: float  # that an auditor has
     wanted: int  # auditors, as long as they find what was sealed
-    named: dict[NodeId, float] = field(default_factory=dict)  # auditors; seconds: until when they may answer
-    voices: dict[NodeId, AuditReported] = field(default_factory=dict)  # what they found
+    named: dict[NodeId, float] = {}  # auditors; seconds: until when they may answer
+    voices: dict[NodeId, AuditReported] = {}  # what they found
     silent: frozenset[NodeId] = frozenset()  # that were named, and found nothing
     wide: bool = False  # all able members are named
 
 
-@dataclass(frozen=True, slots=True)
-class Grace:
+class Grace(Struct, frozen=True):
     """The wait of a round that has its quorum for the others."""
 
     node: NodeId  # the last one that may make it
     until: float  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(Struct, frozen=True):
     """When a participant did what the round waits for, in seconds; 0: not yet."""
 
     reached: float = 0.0  # it had its inner steps
@@ -123,14 +119,13 @@ class Moments:
     complete: float = 0.0  # it had all
 
 
-@dataclass(frozen=True, slots=True)
-class Inquiry:
+class Inquiry(Struct, frozen=True):
     """The inquiry into a committed round that was slow, or in which something failed; `inquiry` alone changes
     it."""
 
     seen: Observations  # without what is told by accounts
     asked: frozenset[NodeId] = frozenset()  # for an account
-    accounts: dict[NodeId, Account] = field(default_factory=dict)
+    accounts: dict[NodeId, Account] = {}
     until: float = 0.0  # seconds; nobody is waited for longer
     # members that brought nothing to the round, of whom the heartbeats have not been asked yet
     unheard: frozenset[NodeId] = frozenset()
@@ -138,8 +133,7 @@ class Inquiry:
     named: Verdict | None = None  # what was noted
 
 
-@dataclass(frozen=True, slots=True)
-class RoundState:
+class RoundState(Struct, frozen=True):
     """The round under way: who takes part, what they told, and the reduce."""
 
     number: int = 1
@@ -149,7 +143,7 @@ class RoundState:
     # seconds; when the round before closed: with overlap, its makers' steps since count here
     opened_at: float = 0.0
     # in the order in which they first joined; seconds: when each was first counted in the round
-    participants: dict[NodeId, float] = field(default_factory=dict)
+    participants: dict[NodeId, float] = {}
     reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
     reached_at: float | None = None  # seconds; when they became a quorum
     grace: Grace | None = None  # since then
@@ -167,27 +161,27 @@ class RoundState:
     answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
     ledger: Ledger = Ledger()
     plan: AttemptState | None = None
-    completions: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
+    completions: dict[NodeId, ReduceComplete] = {}  # members that have every sealed chunk
     # told the digests: members that said so and had others, and all that lack chunks then
     wrong: frozenset[NodeId] = frozenset()
-    stragglers: dict[NodeId, float] = field(default_factory=dict)  # seconds; when those few were told the digests
+    stragglers: dict[NodeId, float] = {}  # seconds; when those few were told the digests
     forgers: frozenset[NodeId] = frozenset()  # who gave other bytes than the ledger's, as others told
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     # of whose delta an owner alone found the norm larger than told: those owners
-    doubted: dict[NodeId, frozenset[NodeId]] = field(default_factory=dict)
+    doubted: dict[NodeId, frozenset[NodeId]] = {}
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     salt: bytes = b""  # what its contributions are signed with; empty: they are not
-    audits: dict[int, Audit] = field(default_factory=dict)  # that are not over, by chunk
+    audits: dict[int, Audit] = {}  # that are not over, by chunk
     outsized: frozenset[Told] = frozenset()  # of what was sealed, as members told
     distrusted: frozenset[NodeId] = frozenset()  # who is to own nothing in this round, though nothing is proven
     levels: int = 1  # of its first attempt
-    predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
+    predictions: dict[str, float] = {}  # seconds, of the plans there were to choose from
     # For who asks later why it took so long; nothing else follows from these.
-    moments: dict[NodeId, Moments] = field(default_factory=dict)
-    gone: dict[NodeId, Standing] = field(default_factory=dict)  # participants that went
-    farewells: dict[NodeId, int] = field(default_factory=dict)  # of these, incidents that they told when they left
-    changed: dict[NodeId, int] = field(default_factory=dict)  # whose state changed in memory: so many chunks
+    moments: dict[NodeId, Moments] = {}
+    gone: dict[NodeId, Standing] = {}  # participants that went
+    farewells: dict[NodeId, int] = {}  # of these, incidents that they told when they left
+    changed: dict[NodeId, int] = {}  # whose state changed in memory: so many chunks
     # who told that who gave other bytes than the ledger's, in whichever attempt
     spoiled: tuple[Pair, ...] = ()
     late: frozenset[NodeId] = frozenset()  # who did not finish an attempt in its time
@@ -198,8 +192,7 @@ class RoundState:
     evaluator: NodeId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedState:
+class CommittedState(Struct, frozen=True):
     """A commit's state, which its digest proves."""
 
     round: int
@@ -207,8 +200,7 @@ class CommittedState:
     tokens: int  # committed
 
 
-@dataclass(frozen=True, slots=True)
-class LostState:
+class LostState(Struct, frozen=True):
     """The time since which nobody holds the state of the last commit, and who came back in it."""
 
     at: float  # seconds; since when an older one is proven
@@ -219,37 +211,34 @@ class LostState:
     all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenPath:
+class BrokenPath(Struct, frozen=True):
     """Two members that could not reach each other, and the rounds in which they could not."""
 
     pair: Pair  # in the order in which they joined
     rounds: tuple[int, ...]  # ascending
 
 
-@dataclass(frozen=True, slots=True)
-class ConductBook:
+class ConductBook(Struct, frozen=True):
     """The book of what is held against members, by their keys; `conduct` and `broken_paths` write it."""
 
-    strikes: dict[str, Strikes] = field(default_factory=dict)  # by `conduct.identity`, the latest last
+    strikes: dict[str, Strikes] = {}  # by `conduct.identity`, the latest last
     # Doubtful evidence of the round under way, with the identity it is against: it counts at the commit, unless it
     # is against most members.
     doubtful: tuple[tuple[NodeId, str, Evidence], ...] = ()
     broken: tuple[BrokenPath, ...] = ()  # `broken_paths` keeps them, the latest last
     # By identity, the latest last: the round whose exchange its member last left by its own will, to save bytes or
     # with a good-bye; `conduct` keeps them.
-    exchanges_left: dict[str, int] = field(default_factory=dict)
+    exchanges_left: dict[str, int] = {}
     decisions: int = 0  # so far
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(Struct, frozen=True):
     """What members said of the run's model and of state 0; `beginning` alone changes it."""
 
-    layouts: dict[NodeId, RunLayout] = field(default_factory=dict)  # by who told it, until two agree
+    layouts: dict[NodeId, RunLayout] = {}  # by who told it, until two agree
     settled: bool = False  # two have told the run's layout
-    asked: dict[NodeId, float] = field(default_factory=dict)  # seconds; who is to make state 0, since when
-    made: dict[NodeId, bytes] = field(default_factory=dict)  # digest of what each made itself; empty: it could not
+    asked: dict[NodeId, float] = {}  # seconds; who is to make state 0, since when
+    made: dict[NodeId, bytes] = {}  # digest of what each made itself; empty: it could not
     first: bytes = b""  # digest of the state 0 that the run began with
     agreed: bytes = b""  # the same, once a second member made it, too
 
@@ -258,8 +247,7 @@ class Beginning:
         return next(iter(self.asked), node) != node or any(d for n, d in self.made.items() if n != node)
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Struct, frozen=True):
     """A contributor's round, for a verifier to replay; `replay` alone changes it."""
 
     round: int
@@ -280,22 +268,20 @@ class Replay:
     shown: bool = False  # the chunks are with the verifier
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayBook:
+class ReplayBook(Struct, frozen=True):
     """The replays under way, and what came of earlier ones; `replay` alone changes it."""
 
-    tasks: dict[NodeId, Replay] = field(default_factory=dict)  # by verifier
-    valid: dict[str, int] = field(default_factory=dict)  # by identity: replays that were well since one was not
+    tasks: dict[NodeId, Replay] = {}  # by verifier
+    valid: dict[str, int] = {}  # by identity: replays that were well since one was not
     # by identity, the latest last: whether the latest that decided anything found it well
-    latest: dict[str, bool] = field(default_factory=dict)
+    latest: dict[str, bool] = {}
     # by identity, the latest last: those of the verifiers that it showed nothing since it showed one of them some
-    unshown: dict[str, frozenset[str]] = field(default_factory=dict)
-    warm: dict[NodeId, tuple[int, int]] = field(default_factory=dict)  # by verifier: its life, and replays in it
-    before: dict[NodeId, int] = field(default_factory=dict)  # by verifier: first sample of its latest replay
+    unshown: dict[str, frozenset[str]] = {}
+    warm: dict[NodeId, tuple[int, int]] = {}  # by verifier: its life, and replays in it
+    before: dict[NodeId, int] = {}  # by verifier: first sample of its latest replay
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """The run as `step` knows it; the journal rebuilds it from the events."""
 
     config: RunConfig
@@ -323,10 +309,10 @@ class State:
     past: tuple[CommittedState, ...] = ()  # earlier commits, the latest last
     # with error feedback, of each node the last committed round that has bytes of it, and a bitmap of the chunks
     # of that round that have none
-    last_counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)
+    last_counted: dict[NodeId, tuple[int, bytes]] = {}
     # where fragments take turns: of each node and fragment, samples committed with others since a commit had the
     # node's delta of this one
-    earlier: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+    earlier: dict[NodeId, tuple[int, ...]] = {}
     has_until_member: bool = False  # a commit had the member without which the run does not end
     lost_state: LostState | None = None  # nobody has the state, but one an older one
     tied: bool = (

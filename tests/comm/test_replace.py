@@ -1,24 +1,29 @@
-import dataclasses
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec import Struct
 
 from atoll.comm.replace import replace
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Plain:
     name: str
     size: int = 1
     parts: dict[str, int] = field(default_factory=dict)
 
 
-def test_it_does_what_dataclasses_replace_does() -> None:
-    record = Record("a", 2, {"x": 1})
-    for changes in ({}, {"size": 3}, {"name": "b", "parts": {}}):
-        changed = replace(record, **changes)
-        assert changed == dataclasses.replace(record, **changes)
-        assert type(changed) is Record and changed is not record
-    assert record == Record("a", 2, {"x": 1}) and replace(record).parts is record.parts
-    with pytest.raises(AttributeError):
+class Packed(Struct, frozen=True):
+    name: str
+    size: int = 1
+    parts: dict[str, int] = {}
+
+
+@pytest.mark.parametrize("kind", [Plain, Packed])
+def test_a_copy_has_the_changes_and_shares_the_rest(kind: type[Plain] | type[Packed]) -> None:
+    record = kind("a", 2, {"x": 1})
+    assert replace(record, size=3) == kind("a", 3, {"x": 1})
+    assert replace(record, name="b", parts={}) == kind("b", 2)
+    assert record == kind("a", 2, {"x": 1}) and replace(record).parts is record.parts
+    with pytest.raises(TypeError):
         replace(record, length=1)  # type: ignore[call-arg]

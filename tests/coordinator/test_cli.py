@@ -3,7 +3,6 @@
 import json
 import math
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from atoll.comm.config.run import DataConfig, DataKind, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator import cli
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.service.journal import Journal

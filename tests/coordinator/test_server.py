@@ -3,7 +3,6 @@
 import asyncio
 import gc
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from atoll.comm.config.outer import OuterConfig
 from atoll.comm.config.run import RunConfig, WandbMode, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, SecurityConfig, TlsMode
 from atoll.comm.errors import ConfigError
+from atoll.comm.replace import replace
 from atoll.coordinator import server
 from atoll.coordinator.door.front_door import listening_socket
 from atoll.coordinator.door.ports import PAGE

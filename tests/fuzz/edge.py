@@ -10,7 +10,6 @@ A script for `play` is one step after another, each of these:
 """
 
 import struct
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from atoll.comm.config.outer import OuterConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service import validation, view
 from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.state_machine import events as ev

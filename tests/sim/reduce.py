@@ -4,7 +4,6 @@ and their digests for means. It also tells the lies of a host that lies.
 """
 
 import math
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, assert_never
 
@@ -37,6 +36,7 @@ from atoll.comm.allreduce.seal_lengths import SealLengths
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Plan
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.comm.transport.frames import FrameKind, QueuedFrame
 from atoll.node.state_machine import events as node_ev
 

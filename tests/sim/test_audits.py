@@ -6,7 +6,6 @@ A liar lies at every opportunity of its kind, from the third round on, until it 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 from sim.node import Host
@@ -16,6 +15,7 @@ from sim.world import World
 from atoll.comm.config.run import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.config.security import SecurityConfig
 from atoll.comm.evidence import Consequence, Offence
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.state import Phase
 
 CONFIG = RunConfig(

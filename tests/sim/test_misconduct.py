@@ -1,6 +1,5 @@
 """Members with a bad habit among honest ones, on the virtual clock: what it costs, and for how long."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,7 @@ from sim.world import World
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.evidence import Offence
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.state import Phase

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -22,6 +21,7 @@ from atoll.comm.config.run import (
     RunConfig,
 )
 from atoll.comm.config.security import SecurityConfig
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase
 from atoll.node.state_machine.state import Training

@@ -8,7 +8,6 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.state_machine.conduct import refusal

@@ -1,7 +1,6 @@
 """Whatever members tell of a round, there is a verdict or none, in numbers and words that can be kept; and what a
 lone member tells of others is said to be its word."""
 
-from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.comm.ids import NodeId
 from atoll.comm.incidents import IncidentKind
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.account import Account, Incident, LinkAccount
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.causes.observations import PHASES, MemberSeen, Observations, Standing

@@ -1,6 +1,5 @@
 """When a demo kills and joins nodes, and which folders it writes to."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from atoll.comm.config.load import load_run
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.demo import command
 from atoll.coordinator.demo.command import Chaos
 from atoll.coordinator.demo.report import DemoStory, Mark, MarkKind

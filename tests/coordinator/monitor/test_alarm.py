@@ -1,12 +1,12 @@
 """The coordinator looks at its alerts, tells who is to be told, and does not say them again after a restart."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 from control_nodes import coordinator
 from long_runs import long_record
 
+from atoll.comm.replace import replace
 from atoll.coordinator.monitor.alarm import Alarm
 from atoll.coordinator.monitor.alerts import Alert, AlertKind
 from atoll.coordinator.state_machine.events import Publish

@@ -1,6 +1,5 @@
 """Alerts begin and end when the table in `alerts` says, once each."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.comm.evidence import Consequence, Evidence, Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.monitor.alerts import Alert, AlertKind, AlertRules
 from atoll.coordinator.state_machine.events import CommitRecord, Decision
 from atoll.coordinator.state_machine.members import MemberState

@@ -1,12 +1,12 @@
 """Curves of a run for a picture: of bounded size, by round, tokens or time, with what happened to rounds."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import past_runs
 import pytest
 
+from atoll.comm.replace import replace
 from atoll.coordinator.history.series import SERIES, SeriesTable, series_row
 from atoll.coordinator.monitor.curves import MAX_MARKS, BadQuestion, CurvesAsked, curves
 

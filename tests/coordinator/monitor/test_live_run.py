@@ -1,12 +1,12 @@
 """What the page asks the run of its own process for."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 from control_nodes import coordinator
 from journal_contents import sample
 
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.explanation import Verdict
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.monitor.http import LiveRun

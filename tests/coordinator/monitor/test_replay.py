@@ -1,7 +1,6 @@
 """A past run is shown by its records alone: from a state directory, an archive, a store; and in a terminal."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -10,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.errors import ConfigError
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.cli import replay as replay_command
 from atoll.coordinator.history.record_archive import copy_missing

@@ -1,11 +1,10 @@
 """Why a round took long, who was slow and by how much, and where its time went, by the record alone."""
 
-from dataclasses import replace
-
 import past_runs
 import pytest
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.causes import slowness
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.causes.slowness import MEMORY, RoundPace

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from promtool import promtool
 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.state_machine.events import Failure
 

@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from itertools import accumulate, product
 from math import inf
 
@@ -12,6 +11,7 @@ import pytest
 from scipy.optimize import linprog
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.placement.bandwidth_shares import (
     ACCEPTED_SLOWDOWN,
     NobodyReachable,

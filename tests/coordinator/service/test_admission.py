@@ -1,7 +1,6 @@
 """Whose connections the members accept: told to members, and changed with the run's key when one is expelled."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 from control_nodes import Code, coordinator, refused
@@ -10,6 +9,7 @@ from scenario import Run
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service.data_keys import DataKeys
 from atoll.coordinator.service.view_dispatch import LIST_INTERVAL_PER_VIEW, MANY_STREAMS, ViewDispatch
 from atoll.coordinator.state_machine import events as ev

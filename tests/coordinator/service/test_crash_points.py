@@ -1,11 +1,10 @@
 """The points at which the coordinator can be made to crash follow what happened."""
 
-from dataclasses import replace
-
 from scenario import CONFIG
 
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord

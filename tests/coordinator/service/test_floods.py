@@ -12,7 +12,6 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from atoll.comm.config.run import MembersConfig
 from atoll.comm.descriptors import raise_limit
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.rate_limits import RateLimit
+from atoll.comm.replace import replace
 from atoll.comm.strangers import StrangerLimits
 from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.door.ports import CONTROL

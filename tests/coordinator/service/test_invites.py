@@ -3,7 +3,6 @@
 import asyncio
 import math
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from control_nodes import Code, coordinator, refused
 from journal_contents import sample
 
 from atoll.comm.errors import ConfigError, Refused
+from atoll.comm.replace import replace
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine import events as ev

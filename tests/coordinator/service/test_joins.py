@@ -5,7 +5,6 @@ import json
 import math
 import socket
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.peer_names import host_of_peer
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.join_proof import is_proven, prove_join
+from atoll.comm.replace import replace
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.service import rpc

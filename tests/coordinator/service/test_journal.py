@@ -5,7 +5,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from journal_contents import contents, note, numbered, record, reopened, sample
 
 from atoll.comm.errors import ConfigError, Refused, ResourceError
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journal import EVENT_TYPES, MAX_NOTES, Journal, JournalSnapshot
 from atoll.coordinator.state_machine import events as ev
 

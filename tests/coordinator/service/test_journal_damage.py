@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from journal_contents import contents, note, numbered, record, reopened, sample
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journal import FORMAT_VERSION, Journal, _sealed
 from atoll.coordinator.service.journaled_machine import JournaledMachine, encode
 from atoll.coordinator.state_machine import events as ev

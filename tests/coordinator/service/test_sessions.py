@@ -1,12 +1,11 @@
 """What a session that is no member's is answered."""
 
-from dataclasses import replace
-
 import pytest
 from scenario import CONFIG
 
 from atoll.comm.errors import Refused
 from atoll.comm.ids import NodeId, PublicKey
+from atoll.comm.replace import replace
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import members as who

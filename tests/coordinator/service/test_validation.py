@@ -244,7 +244,7 @@ def test_any_report_is_an_event_of_finite_numbers_or_refused_with_a_sentence(req
     except ValueError as error:
         assert len(str(error)) > 10
         return
-    values = [getattr(found, field.name) for field in fields(found)]
+    values = [getattr(found, name) for name in found.__struct_fields__]
     assert all(map(finite, values)), found
     assert all(text.isprintable() and len(text) <= 255 for text in values if isinstance(text, str))
 

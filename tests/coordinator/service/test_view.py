@@ -4,7 +4,6 @@
 machine is driven by commands of `scenario.Run` that hypothesis draws.
 """
 
-from dataclasses import replace
 from math import inf
 
 import hypothesis
@@ -20,6 +19,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import unpack_plan
+from atoll.comm.replace import replace
 from atoll.comm.roster import RosterMember, roster_digest
 from atoll.coordinator.service.view import MAX_DONORS, MAX_UPLOADERS, common_view, encode, node_view
 from atoll.coordinator.state_machine import conduct

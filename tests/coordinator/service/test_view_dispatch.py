@@ -1,12 +1,12 @@
 """When a stream of views is woken, and when it ends; what the simulation does not show."""
 
 from contextlib import closing
-from dataclasses import replace
 
 from scenario import Run
 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service.view_dispatch import REASON_INTERVAL, ViewDispatch
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.state import State

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -12,6 +11,7 @@ from scenario import CONFIG, Run
 from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service import view, view_dispatch
 from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.metrics import Metrics

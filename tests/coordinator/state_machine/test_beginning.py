@@ -1,13 +1,12 @@
 """The model of a run, and who decides on it: liars who come first, who go again, and who have no trainer."""
 
-from dataclasses import replace
-
 import pytest
 import scenario
 
 from atoll.comm.digest import digest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.beginning import MAX_STALLS

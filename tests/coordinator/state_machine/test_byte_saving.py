@@ -1,7 +1,5 @@
 """Members that exchange nothing to save bytes: what is remembered of it, and who is left out of what."""
 
-import dataclasses
-
 from audit_world import AuditWorld
 from scenario import Run
 
@@ -37,8 +35,8 @@ def test_that_an_exchange_was_left_is_remembered_for_so_many_rounds_and_by_key()
     assert may_own(after(state, EXCHANGE_MEMORY_ROUNDS + 1), C)
     keyed, key = Run(), PublicKey(b"k" * 32)
     keyed.do("reducing", ["a", "b", "c"])
-    member = dataclasses.replace(keyed.state.members.here[C], key=key)
-    members = dataclasses.replace(keyed.state.members, here=keyed.state.members.here | {C: member})
+    member = replace(keyed.state.members.here[C], key=key)
+    members = replace(keyed.state.members, here=keyed.state.members.here | {C: member})
     keyed.state = replace(keyed.state, members=members)
     keyed.feed(ev.Paused(C, 1, saves_bytes=True))
     assert list(keyed.state.conduct.exchanges_left) == [key.hex()], "who comes back under another id is the same"

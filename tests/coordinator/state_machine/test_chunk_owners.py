@@ -1,10 +1,9 @@
 """Who is to own chunks, and what that is predicted to take."""
 
-from dataclasses import replace
-
 import scenario
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.placement.bandwidth_shares import PlanNode, plan_shares
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers

@@ -1,13 +1,12 @@
 """A commit record says what was in the round, number by number."""
 
-from dataclasses import replace
-
 import pytest
 import scenario
 
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.comm.rounding import rounded
 from atoll.coordinator.state_machine import events as ev
 

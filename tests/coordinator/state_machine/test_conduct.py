@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from scenario import Run
 
 from atoll.comm.evidence import Consequence
 from atoll.comm.ids import NodeId, PublicKey
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev

@@ -3,7 +3,6 @@
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,6 +13,7 @@ from atoll.comm.config.outer import OuterConfig
 from atoll.comm.digest import digest
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.delta_scores import directions
 from atoll.coordinator.state_machine.ledger import seal_terms

@@ -3,7 +3,6 @@ before."""
 
 import struct
 import sys
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -15,6 +14,7 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service.validation import Report
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev

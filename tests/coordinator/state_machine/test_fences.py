@@ -1,7 +1,6 @@
 """What members report counts for the life, round and attempt that it names, and for no other."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -9,6 +8,7 @@ from scenario import Run, norms_of
 
 from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.account import Account
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.state_machine import events as ev

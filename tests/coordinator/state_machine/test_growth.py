@@ -6,7 +6,6 @@ What Python does in one bytecode, as to copy a dict of all members, is not seen:
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -15,6 +14,7 @@ from scenario import CONFIG
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine.state import Phase, State

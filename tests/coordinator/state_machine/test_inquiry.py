@@ -1,11 +1,10 @@
 """Who is asked for an account of a round, and whose answer counts; and that it counts for the verdict alone."""
 
-from dataclasses import replace
-
 from scenario import Run
 
 from atoll.comm.ids import NodeId
 from atoll.comm.incidents import IncidentKind
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.account import Account, Incident, LinkAccount
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.inquiry import MAX_ASKED

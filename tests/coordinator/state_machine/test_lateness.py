@@ -1,7 +1,5 @@
 """Lateness in a reduce: how long an attempt may take, and whom a timeout is held against."""
 
-from dataclasses import replace
-
 import pytest
 from member_story import Story
 from scenario import Run
@@ -9,6 +7,7 @@ from scenario import Run
 from atoll.comm.bitmap import bitmap
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.causes.slowness import RoundPace
 from atoll.coordinator.service.view import view

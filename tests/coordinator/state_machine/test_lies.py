@@ -1,7 +1,6 @@
 """What one of eight members gains by saying of itself what is not so: in the next plan, and in the mean."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import scenario
 from atoll.comm.config.security import SecurityConfig
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine.link_rates import witnessed_rates

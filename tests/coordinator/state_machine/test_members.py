@@ -1,12 +1,12 @@
 """Membership where a transcript would be too long: many members, and verdicts of drawn moments."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.members import MAX_DEPARTED, MemberState

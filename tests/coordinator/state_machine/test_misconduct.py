@@ -2,13 +2,13 @@
 held to account for it."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from member_story import Story
 
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import conduct, lateness
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import MemberState

@@ -1,13 +1,12 @@
 """Members in their first exchange, of whose links nobody knows what they carry: what they cost a run of others,
 and what becomes of who is slow."""
 
-from dataclasses import replace
-
 import pytest
 from member_story import Story
 
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import conduct, lateness
 from atoll.coordinator.state_machine import events as ev
 

@@ -3,7 +3,6 @@
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -17,6 +16,7 @@ from atoll.comm.config.outer import OuterConfig
 from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.ledger import seal_terms

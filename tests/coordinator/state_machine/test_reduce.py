@@ -1,12 +1,11 @@
 """What members say of a reduce: what counts, and what changes nothing."""
 
-from dataclasses import replace
-
 import pytest
 import scenario
 
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase, drop_from_round

@@ -1,11 +1,10 @@
 """When a round's reduce goes in two levels."""
 
-from dataclasses import replace
-
 import pytest
 import scenario
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reducers
 from atoll.coordinator.state_machine.reduce_levels import RegionLevels, choose_levels

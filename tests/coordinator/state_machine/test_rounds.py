@@ -6,7 +6,6 @@ ATOLL_FUZZ_SEEDS=N runs N seeds from ATOLL_FUZZ_FIRST on.
 
 import os
 import random
-from dataclasses import replace
 
 import pytest
 import scenario
@@ -18,6 +17,7 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev

@@ -1,7 +1,6 @@
 """What contributions count is what simulations make of them, and does not change with who comes and goes."""
 
 import random
-from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -11,6 +10,7 @@ from atoll.comm.config.outer import OuterConfig, WeightName
 from atoll.comm.config.run import InnerConfig, RunConfig
 from atoll.comm.config.security import SecurityConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.events import Contribution
 from atoll.coordinator.state_machine.ledger import Ledger

@@ -1,12 +1,12 @@
 """A commit record's figures, under the names that charts have."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from watched_runs import record
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.events import CommitRecord, TrainerFigures
 from atoll.coordinator.tracking.figures import MAX_NODES, MAX_NUMBER, chart_names, row
 

@@ -1,12 +1,12 @@
 """The ledger of a round."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.invariants.violation import hold
 from sim.truth import norm
 
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import State
 

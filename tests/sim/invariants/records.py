@@ -1,12 +1,13 @@
 """What the journal has, and what is published of it."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from sim.invariants.violation import hold
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.service.journaled_machine import Batch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
@@ -105,9 +106,9 @@ def differences(a: object, b: object, where: str = "state") -> Iterator[str]:
     """Where two states differ."""
     if a == b:
         return
-    if is_dataclass(a) and type(a) is type(b):
-        for f in fields(a):
-            yield from differences(getattr(a, f.name), getattr(b, f.name), f"{where}.{f.name}")
+    if isinstance(a, Struct) and type(a) is type(b):
+        for name in a.__struct_fields__:
+            yield from differences(getattr(a, name), getattr(b, name), f"{where}.{name}")
     elif isinstance(a, dict) and isinstance(b, dict):
         for key in a | b:
             yield from differences(a.get(key), b.get(key), f"{where}[{key}]")

@@ -17,7 +17,6 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from long_runs import long_record
 
 from atoll import configs
 from atoll.comm.config.load import load_run
+from atoll.comm.replace import replace
 from atoll.coordinator.bench.command import measure
 from atoll.coordinator.bench.load import digest
 from atoll.coordinator.history import record_codec

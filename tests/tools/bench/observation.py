@@ -9,7 +9,7 @@ events, their dump, alerts, and scrapes. A node's is its phase clock and its own
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.monitor.alerts import AlertRules
 from atoll.coordinator.monitor.http import _exposition
 from atoll.coordinator.monitor.run_metrics import RunCollector
