@@ -24,12 +24,15 @@ are in `atoll.coordinator.placement.two_level`.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from statistics import median
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from atoll.comm.errors import AtollError
+from atoll.comm.replace import replace
 
 # A plan that is predicted to take this many times as long as the best is as good: the rates are not known better.
 ACCEPTED_SLOWDOWN = 1.1
@@ -42,8 +45,7 @@ class NobodyReachable(AtollError):
     """A reduce among members that cannot own a chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanNode:
+class PlanNode(Struct, frozen=True):
     """A member as a plan sees it; rates in bytes/s, 0 = unknown."""
 
     up: float

@@ -224,7 +224,7 @@ class EventLoop:
         _hit(points, "before-write")
         if batch.entries or batch.effects:
             # What a snapshot stands for is not replayed: the telemetry has to know it as well.
-            dump = self.telemetry.dump() if self._machine.snapshot_due else ""
+            dump = self.telemetry.dump() if self._machine.snapshot_due(self._is_awaited) else ""
             await self._durably(partial(self._write, batch, dump))
         _hit(points, "written")
         self._adopt(batch, commit.events)
@@ -236,9 +236,9 @@ class EventLoop:
 
     def _write(self, batch: Batch, dump: str) -> None:
         """In a thread. The snapshot is of the state before the batch, which is what the journal has."""
-        if dump:
+        if dump and self._machine.snapshot_due():  # else the write alone is done again
             self._journal.set_meta(TELEMETRY, dump)
-        self._machine.snapshot_if_due()
+            self._machine.snapshot()
         with self.metrics.writes.time():
             self._machine.write(batch)
         self.metrics.events_since_snapshot.set(self._machine.events_since_snapshot)

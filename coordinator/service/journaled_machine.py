@@ -98,16 +98,15 @@ class JournaledMachine:
         """Take in heartbeats, which the journal has no part in."""
         self.state, self.last_at = hear(self.state, beats, now), now
 
-    @property
-    def snapshot_due(self) -> bool:
-        """Whether `snapshot_if_due` would make one."""
-        return self.events_since_snapshot >= self._every
+    def snapshot_due(self, busy: bool = False) -> bool:
+        """Whether it is time for a snapshot; while many members wait for the next event (`busy`), which it would
+        hold up, it has twice as long."""
+        return self.events_since_snapshot >= self._every * (2 if busy else 1)
 
-    def snapshot_if_due(self) -> None:
+    def snapshot(self) -> None:
         """Bound what a restart replays. Raises `JournalFull`; then nothing changed."""
-        if self.snapshot_due:
-            self._journal.snapshot(self.last_at, encode(self.state))
-            self.events_since_snapshot = 0
+        self._journal.snapshot(self.last_at, encode(self.state))
+        self.events_since_snapshot = 0
 
 
 def encode(state: State) -> bytes:

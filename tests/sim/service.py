@@ -190,7 +190,8 @@ class Service(Process):
         try:
             if crash.endswith("the snapshot") and self._dies_with_a_snapshot():
                 return
-            self.machine.snapshot_if_due()
+            if self.machine.snapshot_due():
+                self.machine.snapshot()
             if crash == "before the write":
                 return self.world.coordinator_dies(crash)
             intact = files(self.folder) if crash == "in the write" else None
@@ -222,10 +223,10 @@ class Service(Process):
 
     def _dies_with_a_snapshot(self) -> bool:
         """If one is due."""
-        size, before = self.journal.events_since_snapshot, files(self.folder)
-        self.machine.snapshot_if_due()
-        if self.journal.events_since_snapshot == size:
+        if not self.machine.snapshot_due():
             return False
+        before = files(self.folder)
+        self.machine.snapshot()
         torn = self.crash_at == "in the snapshot"
         harm = (lambda copy: tear(copy, before, self.world.rng.random())) if torn else None
         self.world.coordinator_dies(self.crash_at, harm)

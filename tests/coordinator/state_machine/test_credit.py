@@ -89,7 +89,8 @@ class Run(scenario.Run):
             self.kept = len(self.journal)
             machine = JournaledMachine(self.config, journal, snapshot_every=300)
             assert machine.state.credit == self.state.credit
-            machine.snapshot_if_due()
+            if machine.snapshot_due():
+                machine.snapshot()
         self.state = machine.state
 
 
