@@ -44,7 +44,7 @@ MIN_PART = 0.05  # of a strike: what delayed a round by less is held against nob
 TROUBLE_WEIGHT = 1.0  # three in a row: it owns no chunks; six: its work is not taken
 
 
-class Strikes(Struct, frozen=True):
+class Strikes(Struct, frozen=True, gc=False):
     """The record of one key: the weights of its offences, and a ban."""
 
     node: NodeId  # the latest under the key

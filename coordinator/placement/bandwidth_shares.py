@@ -45,7 +45,7 @@ class NobodyReachable(AtollError):
     """A reduce among members that cannot own a chunk."""
 
 
-class PlanNode(Struct, frozen=True):
+class PlanNode(Struct, frozen=True, gc=False):
     """A member as a plan sees it; rates in bytes/s, 0 = unknown."""
 
     up: float

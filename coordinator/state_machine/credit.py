@@ -23,7 +23,7 @@ MAX_FORMER_NAMES = 8  # of a node, the latest
 SHARE = struct.Struct("<IIQ")  # number of a node's account, number of its owner's, tokens
 
 
-class Work(Struct, frozen=True):
+class Work(Struct, frozen=True, gc=False):
     """A contributor's part of a round that commits."""
 
     who: str  # its `conduct.identity`
@@ -33,7 +33,7 @@ class Work(Struct, frozen=True):
     tokens: int
 
 
-class NodeAccount(Struct, frozen=True):
+class NodeAccount(Struct, frozen=True, gc=False):
     """The account of one key."""
 
     number: int  # counts the run's accounts, from 1
@@ -45,7 +45,7 @@ class NodeAccount(Struct, frozen=True):
     former_names: tuple[str, ...] = ()  # the latest last
 
 
-class OwnerAccount(Struct, frozen=True):
+class OwnerAccount(Struct, frozen=True, gc=False):
     """The account of one owner: of all that nodes contributed while they were its own."""
 
     number: int  # counts the run's accounts, from 1
@@ -53,14 +53,14 @@ class OwnerAccount(Struct, frozen=True):
     rounds: int = 0  # in which at least one of its nodes contributed
 
 
-class RoundCredit(Struct, frozen=True):
+class RoundCredit(Struct, frozen=True, gc=False):
     """What a round that may still become void brought to whom."""
 
     round: int
     shares: bytes  # a `SHARE` for each key that contributed
 
 
-class CreditBook(Struct, frozen=True):
+class CreditBook(Struct, frozen=True, gc=False):
     """The accounts; the functions of this module change them."""
 
     nodes: dict[str, NodeAccount] = {}  # by `conduct.identity`

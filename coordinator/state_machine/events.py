@@ -14,21 +14,21 @@ from atoll.coordinator.causes.account import Account
 from atoll.coordinator.causes.explanation import Verdict
 
 
-class Started(Struct, frozen=True):
+class Started(Struct, frozen=True, gc=False):
     """The coordinator came up for the `incarnation`-th time."""
 
     incarnation: int
     nonce: bytes = b""  # random, and secret: what this incarnation draws follows from it
 
 
-class HeardNobody(Struct, frozen=True):
+class HeardNobody(Struct, frozen=True, gc=False):
     """The coordinator could hear nobody for a while: it was stopped, its disk was full, or its port answers no
     calls."""
 
     seconds: float = 0.0  # that it stood still; 0: its port answers no calls
 
 
-class Joined(Struct, frozen=True):
+class Joined(Struct, frozen=True, gc=False):
     """A node was admitted, for the first time or again under its old id."""
 
     node: NodeId
@@ -45,21 +45,21 @@ class Joined(Struct, frozen=True):
     version: str = ""  # of its software, as it says; empty: not known
 
 
-class Connected(Struct, frozen=True):
+class Connected(Struct, frozen=True, gc=False):
     """The node opened its stream of views."""
 
     node: NodeId
     life: int
 
 
-class Disconnected(Struct, frozen=True):
+class Disconnected(Struct, frozen=True, gc=False):
     """The node's stream of views broke."""
 
     node: NodeId
     life: int
 
 
-class Heartbeat(Struct, frozen=True):
+class Heartbeat(Struct, frozen=True, gc=False):
     """A heartbeat: volatile, moves the lease and the progress only."""
 
     node: NodeId
@@ -71,7 +71,7 @@ class Heartbeat(Struct, frozen=True):
     saves_bytes: bool = False  # nor exchange anything with peers; then it is paused, too
 
 
-class LayoutReported(Struct, frozen=True):
+class LayoutReported(Struct, frozen=True, gc=False):
     """The node has built its model and says how its flat vector is laid out."""
 
     node: NodeId
@@ -82,7 +82,7 @@ class LayoutReported(Struct, frozen=True):
     evaluates: bool = True  # its trainer can measure a validation loss
 
 
-class StateReported(Struct, frozen=True):
+class StateReported(Struct, frozen=True, gc=False):
     """The node holds state_round."""
 
     node: NodeId
@@ -91,7 +91,7 @@ class StateReported(Struct, frozen=True):
     digest: bytes
 
 
-class StateRepaired(Struct, frozen=True):
+class StateRepaired(Struct, frozen=True, gc=False):
     """Chunks of the node's state changed by themselves."""
 
     node: NodeId
@@ -102,7 +102,7 @@ class StateRepaired(Struct, frozen=True):
     disk: bool = False  # not in its memory: so many files on its disk
 
 
-class StepsReached(Struct, frozen=True):
+class StepsReached(Struct, frozen=True, gc=False):
     """The node has taken the round's inner steps, and takes more until the round closes."""
 
     node: NodeId
@@ -110,7 +110,7 @@ class StepsReached(Struct, frozen=True):
     round: int
 
 
-class Contribution(Struct, frozen=True):
+class Contribution(Struct, frozen=True, gc=False):
     """The work behind one member's delta: what the member told of it, and what the run adds in the ledger."""
 
     samples: int  # from the front of its lease, earlier rounds' uncommitted ones included
@@ -132,7 +132,7 @@ class Contribution(Struct, frozen=True):
         return self.samples - self.skipped - self.untimely
 
 
-class ContributionReady(Struct, frozen=True):
+class ContributionReady(Struct, frozen=True, gc=False):
     """The node stopped training and can contribute."""
 
     node: NodeId
@@ -141,7 +141,7 @@ class ContributionReady(Struct, frozen=True):
     contribution: Contribution
 
 
-class ChunksSealed(Struct, frozen=True):
+class ChunksSealed(Struct, frozen=True, gc=False):
     """An owner has merged chunks and sent them to the members."""
 
     node: NodeId
@@ -158,7 +158,7 @@ class ChunksSealed(Struct, frozen=True):
     sum_dots: tuple[bytes, ...] = ()
 
 
-class OrphansFound(Struct, frozen=True):
+class OrphansFound(Struct, frozen=True, gc=False):
     """The node tells which of the sealed chunks without an owner it holds."""
 
     node: NodeId
@@ -167,7 +167,7 @@ class OrphansFound(Struct, frozen=True):
     here: tuple[tuple[int, bytes], ...]  # (chunk, digest)
 
 
-class ReduceComplete(Struct, frozen=True):
+class ReduceComplete(Struct, frozen=True, gc=False):
     """The node has every sealed chunk of the attempt."""
 
     node: NodeId
@@ -189,7 +189,7 @@ class ReduceComplete(Struct, frozen=True):
     incidents: int = 0  # of the round, that the node tells: bits, as `atoll.comm.incidents.mask` has them
 
 
-class RoundAccounted(Struct, frozen=True):
+class RoundAccounted(Struct, frozen=True, gc=False):
     """The node, which was asked, accounts for the round."""
 
     node: NodeId
@@ -198,7 +198,7 @@ class RoundAccounted(Struct, frozen=True):
     account: Account
 
 
-class AuditReported(Struct, frozen=True):
+class AuditReported(Struct, frozen=True, gc=False):
     """What the node found when it recomputed a sealed chunk."""
 
     node: NodeId
@@ -212,14 +212,14 @@ class AuditReported(Struct, frozen=True):
     relay: int | None = None  # place of a relay whose mean is not what its inputs come to
 
 
-class Likeness(Struct, frozen=True):
+class Likeness(Struct, frozen=True, gc=False):
     """Likeness of a delta to the delta of the contributor whose work is replayed."""
 
     cosine: float
     ratio: float  # of l2 norms, the delta's over that of the contributor's
 
 
-class ReplayReported(Struct, frozen=True):
+class ReplayReported(Struct, frozen=True, gc=False):
     """The node, a verifier, has something to say of the contributor's work of the round."""
 
     node: NodeId
@@ -231,7 +231,7 @@ class ReplayReported(Struct, frozen=True):
     others: tuple[Likeness, ...] = ()  # of others' deltas of the round
 
 
-class Passage(Struct, frozen=True):
+class Passage(Struct, frozen=True, gc=False):
     """What the model wrote when its loss was measured, as the evaluator says: for people to read."""
 
     node: NodeId
@@ -239,7 +239,7 @@ class Passage(Struct, frozen=True):
     text: str
 
 
-class LossEvaluated(Struct, frozen=True):
+class LossEvaluated(Struct, frozen=True, gc=False):
     """The evaluator measured the validation loss of the state of `round`."""
 
     node: NodeId
@@ -249,7 +249,7 @@ class LossEvaluated(Struct, frozen=True):
     passage: Passage | None = None
 
 
-class ChunkForged(Struct, frozen=True):
+class ChunkForged(Struct, frozen=True, gc=False):
     """A sealed chunk as the peer gave it to the node is not what the ledger says."""
 
     node: NodeId
@@ -259,7 +259,7 @@ class ChunkForged(Struct, frozen=True):
     chunk: int
 
 
-class SealOutsized(Struct, frozen=True):
+class SealOutsized(Struct, frozen=True, gc=False):
     """The owner of a chunk since the fence's attempt sealed what no merge of the round's deltas can be, as the
     node has it."""
 
@@ -271,7 +271,7 @@ class SealOutsized(Struct, frozen=True):
     times: float  # how long they are together, in lengths of the longest delta
 
 
-class ChunksMissing(Struct, frozen=True):
+class ChunksMissing(Struct, frozen=True, gc=False):
     """The node was told the ledger's digests, and nobody gave it these sealed chunks so."""
 
     node: NodeId
@@ -280,7 +280,7 @@ class ChunksMissing(Struct, frozen=True):
     chunks: tuple[int, ...]
 
 
-class PeerUnreachable(Struct, frozen=True):
+class PeerUnreachable(Struct, frozen=True, gc=False):
     """`node` lost its connection to `peer` during an attempt."""
 
     node: NodeId
@@ -290,7 +290,7 @@ class PeerUnreachable(Struct, frozen=True):
     reason: str
 
 
-class Leaving(Struct, frozen=True):
+class Leaving(Struct, frozen=True, gc=False):
     """The node says good-bye."""
 
     node: NodeId
@@ -299,7 +299,7 @@ class Leaving(Struct, frozen=True):
     incidents: int = 0  # of the round, that the node tells: bits, as `atoll.comm.incidents.mask` has them
 
 
-class Suspected(Struct, frozen=True):
+class Suspected(Struct, frozen=True, gc=False):
     """The clock's verdict (`members.judge`) that the node may be dead."""
 
     node: NodeId
@@ -307,21 +307,21 @@ class Suspected(Struct, frozen=True):
     reason: str
 
 
-class SuspicionCleared(Struct, frozen=True):
+class SuspicionCleared(Struct, frozen=True, gc=False):
     """The clock's verdict that a suspected node is heard again."""
 
     node: NodeId
     life: int
 
 
-class Stepped(Struct, frozen=True):
+class Stepped(Struct, frozen=True, gc=False):
     """The heartbeats' first news in this life of the node that its trainer takes inner steps."""
 
     node: NodeId
     life: int
 
 
-class Paused(Struct, frozen=True):
+class Paused(Struct, frozen=True, gc=False):
     """The heartbeats' news that the node takes no inner steps for now, as its owner wants."""
 
     node: NodeId
@@ -329,14 +329,14 @@ class Paused(Struct, frozen=True):
     saves_bytes: bool = False  # nor does it exchange anything with peers
 
 
-class Resumed(Struct, frozen=True):
+class Resumed(Struct, frozen=True, gc=False):
     """The heartbeats' news that the node may take inner steps again."""
 
     node: NodeId
     life: int
 
 
-class TrainersSeen(Struct, frozen=True):
+class TrainersSeen(Struct, frozen=True, gc=False):
     """The heartbeats' word on members of a round that an inquiry is about and that brought nothing to it: (node,
     inner steps that it told of the round, seconds since it told of any progress)."""
 
@@ -344,7 +344,7 @@ class TrainersSeen(Struct, frozen=True):
     told: tuple[tuple[NodeId, int, float], ...]
 
 
-class Expired(Struct, frozen=True):
+class Expired(Struct, frozen=True, gc=False):
     """The clock's verdict that the node is out."""
 
     node: NodeId
@@ -354,20 +354,20 @@ class Expired(Struct, frozen=True):
     silence: float = 0.0  # seconds for which it was not heard
 
 
-class Pardoned(Struct, frozen=True):
+class Pardoned(Struct, frozen=True, gc=False):
     """The operator holds nothing against the node any more, or against who has or had its key."""
 
     node: NodeId
     reason: str = ""
 
 
-class WritesResumed(Struct, frozen=True):
+class WritesResumed(Struct, frozen=True, gc=False):
     """The journal takes writes again, after so many seconds in which it did not."""
 
     seconds: float
 
 
-class Tick(Struct, frozen=True):
+class Tick(Struct, frozen=True, gc=False):
     """Time passed: grace windows and deadlines may have run out."""
 
 
@@ -408,7 +408,7 @@ Event = (
 )
 
 
-class Note(Struct, frozen=True):
+class Note(Struct, frozen=True, gc=False):
     """A decision and its reason, for the log, the page and the researcher."""
 
     sentence: str
@@ -418,7 +418,7 @@ class Note(Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """A decision of the run on evidence against a member: to be kept, once, with its number."""
 
     number: int  # counts the run's decisions, from 1
@@ -432,7 +432,7 @@ class Decision(Struct, frozen=True):
     invite: int = 0  # number of the invite that it came with; 0: not known
 
 
-class TrainerFigures(Struct, frozen=True):
+class TrainerFigures(Struct, frozen=True, gc=False):
     """What a contributor's trainer told of its inner steps when it last took some; 0: not known."""
 
     tokens_per_s: float = 0.0
@@ -442,7 +442,7 @@ class TrainerFigures(Struct, frozen=True):
     data_wait: float = 0.0  # share of the inner steps' time spent waiting for data
 
 
-class Failure(Struct, frozen=True):
+class Failure(Struct, frozen=True, gc=False):
     """A member's failure and what it cost: told when the round in which it was noticed is committed, and again,
     with the same number, once the member trains again."""
 
@@ -457,7 +457,7 @@ class Failure(Struct, frozen=True):
     waited: float = 0.0  # node-seconds that the others waited and exchanged beyond what is usual
 
 
-class CommitRecord(Struct, frozen=True):
+class CommitRecord(Struct, frozen=True, gc=False):
     """One outer step, as everybody will remember it."""
 
     round: int
@@ -507,7 +507,7 @@ class CommitRecord(Struct, frozen=True):
     failures: tuple[Failure, ...] = ()  # noticed, or over, since the record before
 
 
-class Publish(Struct, frozen=True):
+class Publish(Struct, frozen=True, gc=False):
     """A commit record is complete: to be kept and shown, once."""
 
     record: CommitRecord

@@ -17,7 +17,7 @@ Range = tuple[int, int]  # first, count
 Lease = tuple[Range, ...]
 
 
-class Leases(Struct, frozen=True):
+class Leases(Struct, frozen=True, gc=False):
     """All samples of the run that were leased and are not consumed.
 
     Invariant: `free` and the leases in `by_node` are disjoint, and all of their samples lie below `next`.

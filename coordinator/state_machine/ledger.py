@@ -28,7 +28,7 @@ NORM_BYTES = 4  # of an fp32 number
 Deal = Callable[[int], tuple[NodeId, ...]]  # owners for so many chunks
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """One place in the order in which contributions are summed."""
 
     node: NodeId
@@ -37,7 +37,7 @@ class Entry(Struct, frozen=True):
     since: int = 0  # the attempt in which it came
 
 
-class Seal(Struct, frozen=True):
+class Seal(Struct, frozen=True, gc=False):
     """The mark of a merged chunk whose bytes do not change any more."""
 
     digest: bytes
@@ -53,7 +53,7 @@ class Seal(Struct, frozen=True):
     dots: bytes = b""
 
 
-class RegionSum(Struct, frozen=True):
+class RegionSum(Struct, frozen=True, gc=False):
     """A relay's word on the contributions to a chunk that it averaged for its region."""
 
     by: NodeId
@@ -63,7 +63,7 @@ class RegionSum(Struct, frozen=True):
     dots: bytes = b""  # as a seal's
 
 
-class Ledger(Struct, frozen=True):
+class Ledger(Struct, frozen=True, gc=False):
     """The book of one round; the functions of this module open, continue and close its attempts.
 
     Invariant: `owners` and `since` have one item for each chunk, or none before the first attempt.
@@ -375,7 +375,7 @@ def contributed_samples(ledger: Ledger, node: NodeId, front: int) -> int:
     return max((c.samples for c in contributed if c is not None and c.front == front), default=0)
 
 
-class Inclusion(Struct, frozen=True):
+class Inclusion(Struct, frozen=True, gc=False):
     """The part of one node's work that is in the sealed chunks of a round."""
 
     contribution: Contribution  # the one with the most samples, of those that are in them

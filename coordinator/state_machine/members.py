@@ -59,7 +59,7 @@ class MemberState(StrEnum):
 TRAINABLE_STATES = (MemberState.SYNCED, MemberState.ACTIVE)  # to train a round
 
 
-class Member(Struct, frozen=True):
+class Member(Struct, frozen=True, gc=False):
     """One life of a node in the run, with what it told and what was measured of it."""
 
     node: NodeId
@@ -150,7 +150,7 @@ class Member(Struct, frozen=True):
         return self.reason or ("its trainer takes no steps: no round waits for it" if waits else "")
 
 
-class Members(Struct, frozen=True):
+class Members(Struct, frozen=True, gc=False):
     """The members that are here and those that are gone, with counts that spare callers a look at all of them.
 
     Invariant: `here` and `departed` have no node in common; `suspects`, `idle`, `saving`, `holding` and

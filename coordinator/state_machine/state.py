@@ -55,7 +55,7 @@ SealedBytes = tuple[int, int, bytes]  # of this chunk, its owner's since this at
 Told = tuple[NodeId, SealedBytes, int]  # by this member, of these, in this attempt
 
 
-class AttemptState(Struct, frozen=True):
+class AttemptState(Struct, frozen=True, gc=False):
     """The attempt in force, beyond what the ledger knows of it."""
 
     fence: Fence
@@ -75,7 +75,7 @@ class AttemptState(Struct, frozen=True):
     held_at: dict[NodeId, float] = {}
 
 
-class Parties(Struct, frozen=True):
+class Parties(Struct, frozen=True, gc=False):
     """Who has something to show of a sealed chunk, by place."""
 
     owner: int
@@ -83,7 +83,7 @@ class Parties(Struct, frozen=True):
     keys: dict[int, PublicKey]  # of all: the owner, the relays, and who contributed
 
 
-class Audit(Struct, frozen=True):
+class Audit(Struct, frozen=True, gc=False):
     """The audit of one sealed chunk; `audit` alone changes it.
 
     Invariant: who has a voice is named.
@@ -103,14 +103,14 @@ class Audit(Struct, frozen=True):
     wide: bool = False  # all able members are named
 
 
-class Grace(Struct, frozen=True):
+class Grace(Struct, frozen=True, gc=False):
     """The wait of a round that has its quorum for the others."""
 
     node: NodeId  # the last one that may make it
     until: float  # seconds
 
 
-class Moments(Struct, frozen=True):
+class Moments(Struct, frozen=True, gc=False):
     """When a participant did what the round waits for, in seconds; 0: not yet."""
 
     reached: float = 0.0  # it had its inner steps
@@ -119,7 +119,7 @@ class Moments(Struct, frozen=True):
     complete: float = 0.0  # it had all
 
 
-class Inquiry(Struct, frozen=True):
+class Inquiry(Struct, frozen=True, gc=False):
     """The inquiry into a committed round that was slow, or in which something failed; `inquiry` alone changes
     it."""
 
@@ -133,7 +133,7 @@ class Inquiry(Struct, frozen=True):
     named: Verdict | None = None  # what was noted
 
 
-class RoundState(Struct, frozen=True):
+class RoundState(Struct, frozen=True, gc=False):
     """The round under way: who takes part, what they told, and the reduce."""
 
     number: int = 1
@@ -192,7 +192,7 @@ class RoundState(Struct, frozen=True):
     evaluator: NodeId | None = None
 
 
-class CommittedState(Struct, frozen=True):
+class CommittedState(Struct, frozen=True, gc=False):
     """A commit's state, which its digest proves."""
 
     round: int
@@ -200,7 +200,7 @@ class CommittedState(Struct, frozen=True):
     tokens: int  # committed
 
 
-class LostState(Struct, frozen=True):
+class LostState(Struct, frozen=True, gc=False):
     """The time since which nobody holds the state of the last commit, and who came back in it."""
 
     at: float  # seconds; since when an older one is proven
@@ -211,14 +211,14 @@ class LostState(Struct, frozen=True):
     all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
 
 
-class BrokenPath(Struct, frozen=True):
+class BrokenPath(Struct, frozen=True, gc=False):
     """Two members that could not reach each other, and the rounds in which they could not."""
 
     pair: Pair  # in the order in which they joined
     rounds: tuple[int, ...]  # ascending
 
 
-class ConductBook(Struct, frozen=True):
+class ConductBook(Struct, frozen=True, gc=False):
     """The book of what is held against members, by their keys; `conduct` and `broken_paths` write it."""
 
     strikes: dict[str, Strikes] = {}  # by `conduct.identity`, the latest last
@@ -232,7 +232,7 @@ class ConductBook(Struct, frozen=True):
     decisions: int = 0  # so far
 
 
-class Beginning(Struct, frozen=True):
+class Beginning(Struct, frozen=True, gc=False):
     """What members said of the run's model and of state 0; `beginning` alone changes it."""
 
     layouts: dict[NodeId, RunLayout] = {}  # by who told it, until two agree
@@ -247,7 +247,7 @@ class Beginning(Struct, frozen=True):
         return next(iter(self.asked), node) != node or any(d for n, d in self.made.items() if n != node)
 
 
-class Replay(Struct, frozen=True):
+class Replay(Struct, frozen=True, gc=False):
     """A contributor's round, for a verifier to replay; `replay` alone changes it."""
 
     round: int
@@ -268,7 +268,7 @@ class Replay(Struct, frozen=True):
     shown: bool = False  # the chunks are with the verifier
 
 
-class ReplayBook(Struct, frozen=True):
+class ReplayBook(Struct, frozen=True, gc=False):
     """The replays under way, and what came of earlier ones; `replay` alone changes it."""
 
     tasks: dict[NodeId, Replay] = {}  # by verifier
@@ -281,7 +281,7 @@ class ReplayBook(Struct, frozen=True):
     before: dict[NodeId, int] = {}  # by verifier: first sample of its latest replay
 
 
-class State(Struct, frozen=True):
+class State(Struct, frozen=True, gc=False):
     """The run as `step` knows it; the journal rebuilds it from the events."""
 
     config: RunConfig
