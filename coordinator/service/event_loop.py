@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -33,7 +33,7 @@ from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.telemetry import Telemetry
+from atoll.coordinator.service.telemetry import Telemetry, Vitals
 from atoll.coordinator.state_machine.events import (
     CommitRecord,
     Decision,
@@ -58,6 +58,7 @@ TELEMETRY = "observed"  # its key in the journal's meta
 # Seconds between two saves of the telemetry: what heartbeats said since the last one is lost with the process.
 # With many members it is long to write.
 MIN_TELEMETRY_INTERVAL, MAX_TELEMETRY_INTERVAL, TELEMETRY_INTERVAL_PER_NODE = 1.0, 10.0, 0.02
+OBSERVATION_DELAY = 0.25  # seconds after which the telemetry takes in what happened: views go before it
 # Members that wait for one write from which on they are a crowd, and seconds for which they are after it: so long
 # the next step and the views that follow from it may take.
 CROWD, CROWD_SECONDS = 8, 0.25
@@ -96,12 +97,13 @@ class EventLoop:
         """Rebuild the state from the journal; `run` begins the next incarnation. `tell` is called with every
         durable effect, `healthy` when the journal stops taking writes and when it takes them again."""
         self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
-        self.telemetry = _telemetry(journal)
-        self._seen_until = self.telemetry.until  # seconds; what the journal has of later is new to it
+        self._telemetry = _telemetry(journal)
+        self._seen_until = self._telemetry.until  # seconds; what the journal has of later is new to it
+        self._unobserved: list[Callable[[], None]] = []  # what the telemetry is yet to take in, in order
         self.config_digest = digest(to_json(config)).hex()
         self._machine = JournaledMachine(config, journal, publish=self._published, replayed=self._replayed)
         self.clock = Clock(self._machine.last_at)
-        self.telemetry.reconcile(self.state, self.clock())
+        self._telemetry.reconcile(self.state, self.clock())
         self.notes = deque(journal.notes(MAX_NOTES), MAX_NOTES)
         lately = self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments
         recent = SeriesTable()
@@ -120,6 +122,12 @@ class EventLoop:
     @property
     def state(self) -> State:
         return self._machine.state
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What was seen of the run, up to now; in the loop's thread alone."""
+        self._catch_up()
+        return self._telemetry
 
     @property
     def stopped(self) -> bool:
@@ -187,8 +195,10 @@ class EventLoop:
         self._group.put(event)
         self._arrived.set()
 
-    def heartbeat(self, event: Heartbeat) -> None:
-        """Take in a heartbeat without a write; the next tick judges by it."""
+    def heartbeat(self, event: Heartbeat, vitals: Vitals, unanswered: Mapping[str, float]) -> None:
+        """Take in a heartbeat without a write, and what it said of the node (`Telemetry.record_heartbeat`); the
+        next tick judges by it."""
+        self._observe(partial(self._telemetry.record_heartbeat, event, vitals, unanswered, self.clock()))
         self._group.hear(event)
 
     async def wait_until(self, holds: Callable[[State], bool]) -> None:
@@ -243,9 +253,20 @@ class EventLoop:
             self._machine.write(batch)
         self.metrics.events_since_snapshot.set(self._machine.events_since_snapshot)
 
+    def _observe(self, observation: Callable[[], None]) -> None:
+        """Have the telemetry take something in a moment later."""
+        if not self._unobserved:
+            asyncio.get_running_loop().call_later(OBSERVATION_DELAY, self._catch_up)
+        self._unobserved.append(observation)
+
+    def _catch_up(self) -> None:
+        unobserved, self._unobserved = self._unobserved, []
+        for observation in unobserved:
+            observation()
+
     @property
     def _telemetry_interval(self) -> float:
-        nodes = len(self.telemetry.meter.accounts)
+        nodes = len(self._telemetry.meter.accounts)
         return min(MIN_TELEMETRY_INTERVAL + nodes * TELEMETRY_INTERVAL_PER_NODE, MAX_TELEMETRY_INTERVAL)
 
     def _save(self, dump: str) -> Callable[[], None]:
@@ -290,13 +311,13 @@ class EventLoop:
         """What the journal has that was not seen yet when the telemetry was saved."""
         if at > self._seen_until:
             records = [effect.record for effect in out if isinstance(effect, Publish)]
-            self.telemetry.record_batch(before, after, [event], records, at)
+            self._telemetry.record_batch(before, after, [event], records, at)
 
     def _adopt(self, batch: Batch, events: Sequence[Event]) -> None:
         """The batch has happened: everybody hears of it."""
         before = self.state
         self._machine.adopt(batch)
-        self.telemetry.record_batch(before, batch.state, events, batch.records, batch.now)
+        self._observe(partial(self._telemetry.record_batch, before, batch.state, events, batch.records, batch.now))
         logs.about(round=batch.state.round.number)
         for effect in batch.effects:
             match effect:

@@ -194,10 +194,7 @@ class CoordinatorService:
         self._prove(member.node, context)
         await self._limit(self._heartbeats, member.node, context, "heartbeats", REFUSAL_PAUSE)
         beat = validation.heartbeat(member.node, member.life, request)
-        self._event_loop.telemetry.record_heartbeat(
-            beat, validation.vitals(request), validation.unanswered(request), self._event_loop.clock()
-        )
-        self._event_loop.heartbeat(beat)
+        self._event_loop.heartbeat(beat, validation.vitals(request), validation.unanswered(request))
         self._metrics.heartbeats.inc()
         hosts = self._door.origin(context.peer()).host, host_of_address(member.address)
         self._gateways.offer(member.node, request.relay, hosts)
