@@ -6,15 +6,18 @@ moment would else have those struck who are far from it.
 
 A stage may take ten times what the plan predicts, time for the arithmetic of a slow machine, and a moment, for
 processes pause and links stand still: as long as rounds take of late, from 5 s to 30 s. A prediction is believed
-as far as exchanges of late took so long: what is exchanged in a moment shows less than links carry. Where nothing
-is predicted, what exchanges took of late, in the middle, stands for it; where that is not known either, and at
-most, a stage takes `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is slow
-for everybody is no member's fault, and must end in a commit. A prediction knows nothing of members that were in no
-exchange yet (`newcomers`): where they are most, a stage takes its `rounds.reduce_timeout`.
+as far as exchanges of late took so long: what is exchanged in a moment shows less than links carry. What it adds
+to what they took in the middle is one slow link's, or somebody's who says that his is slow and then stands still:
+of that a stage has three times as much, so that a link is in time that carries a third of what it did. Where
+nothing is predicted, what exchanges took of late, in the middle, stands for it; where that is not known either,
+and at most, a stage takes `rounds.reduce_timeout`. Each further attempt of a round may take twice as long: what is
+slow for everybody is no member's fault, and must end in a commit. A prediction knows nothing of members that were
+in no exchange yet (`newcomers`): where they are most, a stage takes its `rounds.reduce_timeout`.
 
-An owner cannot seal before all have contributed: whose contributions hold it up for half a stage in all it names
-(`comm.allreduce.late_peers`), and it is not late itself; that path is as good as broken (`broken_paths`). Before
-that nobody else can know who of the two was late: the owner owes the time, and nothing is held against it.
+An owner cannot seal before all have contributed: whose contributions hold it up for longer than its `patience` in
+all it names (`comm.allreduce.late_peers`), and it is not late itself, as it has half of what exchanges are usually
+given for its own part; that path is as good as broken (`broken_paths`). Before that nobody else can know who of
+the two was late: the owner owes the time, and nothing is held against it.
 
 Who is late owes the others the time (`conduct.lend_time`): for some rounds it owns nothing, and no commit waits
 for it to hold the chunks (`spared`); what it lacks then it fetches. It is held against it over rounds, too
@@ -50,7 +53,10 @@ from atoll.coordinator.state_machine.state import State, count, exchanges, order
 
 MIN_MOMENT_SECONDS, MAX_MOMENT_SECONDS = 5.0, 30.0  # for which a process pauses, or a link stands still
 SECONDS_PER_ELEMENT = 1e-7  # of the flat vector: encoding, merging and decoding on a slow and busy machine
-EXPECTED_FACTOR = 10.0  # times the seconds that an exchange is to take
+EXPECTED_FACTOR = 10.0  # times the seconds that an exchange is to take, as far as they usually take so long
+# Times the seconds that it is to take beyond that. A link's rate is what it carried at best, and comes down by a
+# quarter of the way in a round: a bad day is no reason to strike anybody.
+ADDED_FACTOR = 3.0
 MAX_DOUBLINGS = 10
 # Beyond twice what the others took, in seconds: then who does not hold everything is told what to ask for; after
 # so much more, or if it has not sealed, a member that was in time is a straggler.
@@ -66,24 +72,26 @@ def reduce_timeout(state: State) -> float:
     assert r.plan is not None
     if not r.plan.expected:
         return most
-    return min(most, _one_stage(state, r.plan.expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
+    return min(most, sum(_stage(state, r.plan.expected)) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))
 
 
 def patience(state: State, seconds: float) -> float:
     """Seconds for which the contributions of one member alone may hold up an owner, in an exchange that is to take
-    so many `seconds`, before the owner says so: half of a stage. 0: there is no limit, as the links of most are
-    not known."""
+    so many `seconds`, before the owner says so: a stage, but for half of what that has without slow links. 0:
+    there is no limit, as the links of most are not known."""
     if not seconds or most_are_new(state):
         return 0.0
-    return min(state.config.rounds.reduce_timeout, _one_stage(state, seconds)) / 2
+    usual, added = _stage(state, seconds)
+    stage = min(state.config.rounds.reduce_timeout, usual + added)
+    return stage - min(usual, stage) / 2
 
 
 def expected(state: State, predicted: float) -> float:
     """Seconds that an exchange among the members of the ledger's attempt is to take: what its plan predicts, but
     no more than the longest of late did, or else what those took in the middle. 0: neither is known."""
-    usual = slowness.usual(state.paces)
+    usual = _usual_exchange(state)
     if not predicted or not usual:
-        return predicted or sum(usual.get(phase, 0.0) for phase in ("reduce", "commit"))
+        return predicted or usual
     here = state.members.here
     few = (n for n in state.round.ledger.members if n in here and here[n].measured < slowness.MIN_ROUNDS)
     if any(is_blameless(state, n) for n in few):  # a slow one was not in those
@@ -91,8 +99,18 @@ def expected(state: State, predicted: float) -> float:
     return min(predicted, max(pace.reduce + pace.commit for pace in state.paces)) or predicted
 
 
-def _one_stage(state: State, seconds: float) -> float:
-    return _moment(state) + SECONDS_PER_ELEMENT * state.chunks.numel + EXPECTED_FACTOR * seconds
+def _stage(state: State, seconds: float) -> tuple[float, float]:
+    """Seconds that a stage may take of an exchange that is to take so many `seconds`: as far as exchanges usually
+    take so long, and for what this one is to take beyond that."""
+    known = min(seconds, _usual_exchange(state) or seconds)
+    usual = _moment(state) + SECONDS_PER_ELEMENT * state.chunks.numel + EXPECTED_FACTOR * known
+    return usual, ADDED_FACTOR * (seconds - known)
+
+
+def _usual_exchange(state: State) -> float:
+    """Seconds that exchanges took of late, in the middle; 0: not known."""
+    usual = slowness.usual(state.paces)
+    return sum(usual.get(phase, 0.0) for phase in ("reduce", "commit"))
 
 
 def _moment(state: State) -> float:

@@ -1,11 +1,16 @@
-"""Members with slow links: in which rounds they take part, and what that costs the others."""
+"""Members with slow links: in which rounds they take part, what that costs the others, and what it costs them when
+one stands still in its turn."""
 
+import math
+
+import pytest
 from member_story import Story
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 
 NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
+SLOW, OTHERS = NodeId("n3"), [name for name in NAMES if name != "c"]
 ROUNDS = 13
 
 
@@ -93,3 +98,78 @@ def test_who_is_needed_is_not_left_out() -> None:
     story.set("members.minimum", "8")
     rounds, _ = played(story, 2, c=2.0)
     assert all(len(names) == len(NAMES) for names in rounds)
+
+
+EXCHANGE = 6.0  # seconds, usually
+STAGE = 30.0 + 10 * EXCHANGE  # seconds that a stage has at most where no link is slow
+EXTRA = 15.0  # seconds that a slow link may add for each round, by the plan
+
+
+def minute(story: Story, **slow: float) -> None:
+    """A round of about a minute."""
+    with_rates(story, **slow)
+    story.do("wait", ["40"])
+    story.train()
+    story.do("wait", [f"{EXCHANGE / 2}"])
+    story.do("seal", [story.name(n) for n in story.owners()])
+    story.do("wait", [f"{EXCHANGE / 2}"])
+    story.do("held", [n for n in NAMES if story.contributes(story.node(n))])
+    story.tell()
+
+
+def in_its_turn(turns: int) -> tuple[Story, float]:
+    """At the beginning of an exchange in which c has its turn, after so many rounds, with a link as slow as that
+    allows, as its first exchange has shown; and what the plan predicts, in seconds."""
+    story = Story(NAMES, rounds__reduce_timeout="600", reduce__chunk="2")
+    for _ in range(4):
+        minute(story)
+    predicted = 5.25 + EXTRA * turns
+    for _ in range(turns - 1):
+        minute(story, c=120.0 / predicted)
+    with_rates(story, c=120.0 / predicted)
+    members = story.state.members
+    new = replace(members.here[SLOW], measured=1)
+    story.state = replace(story.state, members=replace(members, here=members.here | {SLOW: new}))
+    story.do("wait", ["40"])
+    story.train()
+    plan = story.state.round.plan
+    assert plan is not None and plan.predicted == plan.expected == pytest.approx(predicted)
+    assert story.contributes(SLOW) and SLOW not in story.owners()
+    return story, predicted
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4])
+def test_who_shows_that_its_link_is_slow_and_stands_still_in_its_turn_costs_thrice_what_that_may_add(
+    turns: int,
+) -> None:
+    """It brings its contributions just before they are too late, and never says that it holds the chunks."""
+    story, _ = in_its_turn(turns)
+    plan, began, number = story.state.round.plan, story.now, story.state.round.number
+    assert plan is not None
+    story.do("wait", [f"{int(4 * plan.patience - 1) / 4}"])
+    assert story.now - began < STAGE / 2 + 3 * EXTRA * turns
+    story.do("seal", OTHERS)
+    story.do("held", OTHERS)
+    second = story.now
+    while story.state.round.number == number:
+        if story.state.round.ledger.attempt > 1:
+            story.do("held", OTHERS)
+        story.do("wait", ["0.25"])
+    assert story.now - second < STAGE + 3 * EXTRA * turns
+    assert set(story.state.conduct.strikes) == {SLOW}
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_link_that_carries_a_third_of_what_it_did_is_in_time_and_held_against_nobody(turns: int) -> None:
+    story, predicted = in_its_turn(turns)
+    plan, number = story.state.round.plan, story.state.round.number
+    assert plan is not None and 3 * predicted < plan.patience
+    seconds = math.ceil(3 * predicted)
+    story.do("wait", [f"{seconds}"])  # its contributions take so long,
+    story.do("seal", OTHERS)
+    story.do("held", OTHERS)
+    story.do("wait", [f"{seconds}"])  # and so do the sealed chunks
+    assert (story.state.round.number, story.state.round.ledger.attempt) == (number, 1)
+    story.do("held", ["c"])
+    assert story.state.pending is not None and SLOW in story.state.pending.contributors
+    assert not story.state.conduct.strikes

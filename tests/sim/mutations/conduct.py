@@ -4,7 +4,8 @@ from sim.mutations.mutation import C, Mutation
 
 HERE = "tests/coordinator/state_machine/"
 STRIKES, CONDUCT, MISCONDUCT = "tests/comm/test_strikes.py", HERE + "test_conduct.py", HERE + "test_misconduct.py"
-NEWCOMERS, HABITS = HERE + "test_newcomers.py", "tests/sim/test_misconduct.py"
+NEWCOMERS, SLOW_LINKS = HERE + "test_newcomers.py", HERE + "test_slow_links.py"
+HABITS = "tests/sim/test_misconduct.py"
 PARDONS, INVITES = "tests/coordinator/service/test_pardons.py", "tests/coordinator/service/test_invites.py"
 M = C + "state_machine/"
 
@@ -131,8 +132,8 @@ MUTATIONS = [
     Mutation(
         "what exchanges took stands for no prediction",
         M + "lateness.py",
-        "return predicted or sum(",
-        "return predicted or 0.0 * sum(",
+        "return predicted or usual",
+        "return predicted",
         MISCONDUCT,
     ),
     Mutation(
@@ -225,6 +226,27 @@ MUTATIONS = [
         "return min(predicted, max(pace.reduce + pace.commit for pace in state.paces)) or predicted",
         "return predicted",
         HERE + "test_lateness.py",
+    ),
+    Mutation(
+        "what a slow link adds is believed as what exchanges usually take is",
+        M + "lateness.py",
+        "known = min(seconds, _usual_exchange(state) or seconds)",
+        "known = seconds",
+        SLOW_LINKS,
+    ),
+    Mutation(
+        "a slow link is late when it is slower than ever before",
+        M + "lateness.py",
+        "return usual, ADDED_FACTOR * (seconds - known)",
+        "return usual, seconds - known",
+        SLOW_LINKS,
+    ),
+    Mutation(
+        "an owner waits for a slow link for half of what that has",
+        M + "lateness.py",
+        "return stage - min(usual, stage) / 2",
+        "return stage / 2",
+        SLOW_LINKS,
     ),
     Mutation(
         "who was in none of them is to be as fast as exchanges of late",
@@ -488,8 +510,8 @@ MUTATIONS = [
     Mutation(
         "a timeout is as short in every attempt",
         M + "lateness.py",
-        "return min(most, _one_stage(state, r.plan.expected) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))",
-        "return min(most, _one_stage(state, r.plan.expected))",
+        "return min(most, sum(_stage(state, r.plan.expected)) * 2.0 ** min(r.ledger.attempt - 1, MAX_DOUBLINGS))",
+        "return min(most, sum(_stage(state, r.plan.expected)))",
         HERE + "test_lateness.py",
     ),
     Mutation(
