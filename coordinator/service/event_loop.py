@@ -99,7 +99,7 @@ class EventLoop:
         self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
         self._telemetry = _telemetry(journal)
         self._seen_until = self._telemetry.until  # seconds; what the journal has of later is new to it
-        self._unobserved: list[Callable[[], None]] = []  # what the telemetry is yet to take in, in order
+        self._unobserved = deque[Callable[[], None]]()  # what the telemetry is yet to take in, in order
         self.config_digest = digest(to_json(config)).hex()
         self._machine = JournaledMachine(config, journal, publish=self._published, replayed=self._replayed)
         self.clock = Clock(self._machine.last_at)
@@ -260,9 +260,8 @@ class EventLoop:
         self._unobserved.append(observation)
 
     def _catch_up(self) -> None:
-        unobserved, self._unobserved = self._unobserved, []
-        for observation in unobserved:
-            observation()
+        while self._unobserved:
+            _take_in(self._unobserved.popleft())
 
     @property
     def _telemetry_interval(self) -> float:
@@ -311,7 +310,7 @@ class EventLoop:
         """What the journal has that was not seen yet when the telemetry was saved."""
         if at > self._seen_until:
             records = [effect.record for effect in out if isinstance(effect, Publish)]
-            self._telemetry.record_batch(before, after, [event], records, at)
+            _take_in(partial(self._telemetry.record_batch, before, after, [event], records, at))
 
     def _adopt(self, batch: Batch, events: Sequence[Event]) -> None:
         """The batch has happened: everybody hears of it."""
@@ -348,6 +347,15 @@ def _last_known(values: F64) -> float | None:
 def _hit(points: list[str], when: str) -> None:
     for point in points:
         faults.fault_point(f"coordinator.{point}.{when}")
+
+
+def _take_in(observation: Callable[[], None]) -> None:
+    """Have the telemetry take something in. It decides nothing: neither what comes behind that nor who reads it
+    then, which may be a commit, fails with it."""
+    try:
+        observation()
+    except Exception:
+        log.exception("something that was seen of the run is not counted: a fault of the coordinator")
 
 
 def _telemetry(journal: Journal) -> Telemetry:

@@ -19,6 +19,7 @@ from atoll.comm.rate_limits import RateLimit
 from atoll.coordinator.monitor.http import snapshot
 from atoll.coordinator.service import control_plane, event_loop, rpc
 from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase
 
@@ -424,3 +425,26 @@ def test_many_who_wait_for_one_write_are_a_crowd_for_a_while(tmp_path: Path) -> 
             await until(lambda: not loop.crowded)
 
     asyncio.run(story())
+
+
+def test_what_the_telemetry_cannot_take_in_costs_no_round_and_is_heard_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, bo = await c.pair()
+            beats = [ev.Heartbeat(NodeId(node.node), 1, "inner", 1, 1) for node in (ada, bo)]
+            c.event_loop.heartbeat(beats[0], Vitals(), {"inner": ""})  # type: ignore[dict-item]
+            c.event_loop.heartbeat(beats[1], Vitals(tokens_per_s=7.0), {})
+            assert c.event_loop.telemetry.vitals[bo.node].tokens_per_s == 7.0
+            for node in (ada, bo):
+                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
+            for node in (ada, bo):
+                await node.ready(1)
+            for node in (ada, bo):
+                await node.reduce()
+            await ada.sees(lambda v: v.committed == 1)
+
+    asyncio.run(story())
+    (told,) = [r for r in caplog.records if r.exc_info is not None]
+    assert told.name == "atoll.coordinator" and "is not counted: a fault of the coordinator" in told.getMessage()
