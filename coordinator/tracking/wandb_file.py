@@ -72,7 +72,8 @@ def _records(file: Path) -> Iterator[tuple[Any, int]]:
 def _bodies(file: Path) -> Iterator[tuple[bytes, int]]:
     """The bytes of each whole record, and where it ends."""
     data = file.read_bytes()
-    if not (data.startswith(MAGIC) or MAGIC.startswith(data)):  # of one that is only begun not even that is there
+    # Of one that is only begun not even that is there, or zeros are, where the power was cut.
+    if not MAGIC.startswith(data[: len(MAGIC)].rstrip(b"\0")):
         raise ValueError(f"{file} is no file of wandb's")
     at, whole = HEADER, b""
     while at + HEAD.size <= len(data):
