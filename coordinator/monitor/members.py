@@ -5,14 +5,20 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
+from atoll.comm.ids import NodeId
+
 SLOW, SLOW_LINK = 1.5, 3.0  # times slower than the median
 WAITS_FOR_DATA = 0.2  # share of the inner steps' time
 
 
-def mark_slow(members: list[dict[str, Any]], at_work: Mapping[str, float]) -> None:
-    """Give each member `slow`: a sentence that says how slow it is; None: it is not. `at_work`: tokens a second of
-    each that is known to train, when it last did."""
-    paces = {m["node_id"]: m["tokens_per_s"] or at_work.get(m["node_id"], 0.0) for m in members if is_here(m)}
+def mark_slow(members: list[dict[str, Any]], at_work: Mapping[str, float], last: Mapping[NodeId, float]) -> None:
+    """Give each member `slow`: a sentence that says how slow it is; None: it is not. `last`: tokens a second of
+    each in the last round; `at_work`: of its steps when it last took some, for those that were not in it."""
+    paces = {
+        m["node_id"]: last.get(m["node_id"]) or m["tokens_per_s"] or at_work.get(m["node_id"], 0.0)
+        for m in members
+        if is_here(m)
+    }
     usual = _median(paces.values())
     links = {way: _median(m.get(way) or 0.0 for m in members if is_here(m)) for way in ("rate_up", "rate_down")}
     for m in members:

@@ -17,6 +17,7 @@ from atoll.coordinator.state_machine.events import CommitRecord
 QUICK = 0.8  # times the usual, below which a round was quicker
 SLOW_PACE = 1.5  # times slower than the median, from which on a node is named: training,
 SLOW_LINK = 2.0  # and its link
+MIN_TRAINING_SECONDS = 0.1  # from which on a pace can be told by them
 # Buckets of where a node's time went (`record.spent`), by what the waterfall draws.
 PARTS: dict[str, tuple[str, ...]] = {
     "inner": ("inner", "lost", "open"),
@@ -95,6 +96,18 @@ def waterfall(record: CommitRecord) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["inner"])
 
 
+def training_paces(record: CommitRecord) -> dict[NodeId, float]:
+    """Tokens a second of each contributor: those that the round has of it over the seconds in which it trained
+    them, rests between its steps too; or what its trainer told of its last steps, where these are not known."""
+    paces = {n: f.tokens_per_s for n, f in record.figures.items() if f.tokens_per_s > 0}
+    for node, tokens in record.contributors.items():
+        of = record.spent.get(node, {})
+        seconds = of.get("inner", 0.0) + of.get("open", 0.0)
+        if tokens > 0 and seconds >= MIN_TRAINING_SECONDS:
+            paces[node] = tokens / seconds
+    return paces
+
+
 def slow_nodes(record: CommitRecord) -> list[Slowness]:
     """The nodes that were slower than the others in this round or did not make it, the worst first."""
     found = list[Slowness]()
@@ -103,9 +116,8 @@ def slow_nodes(record: CommitRecord) -> list[Slowness]:
         name = name_of(record, node)
         found.append(Slowness(node, name, what, times, f"{name} {sentence}"))
 
-    paces = {n: f.tokens_per_s for n, f in record.figures.items() if f.tokens_per_s > 0}
-    for node, own, usual in _below_median(paces, SLOW_PACE):
-        waits = record.figures[node].data_wait
+    for node, own, usual in _below_median(training_paces(record), SLOW_PACE):
+        waits = record.figures[node].data_wait if node in record.figures else 0.0
         data = f", and waited for data {waits:.0%} of that time" if waits > 0.1 else ""
         add(
             node,

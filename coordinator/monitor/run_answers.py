@@ -139,7 +139,7 @@ class RunAnswers:
 
     def __init__(self, source: RunSource) -> None:
         self._source, self._records = source, source.records
-        self._told: tuple[int, Answer] | None = None  # the last round, and its story
+        self._told: tuple[int, Answer, dict[NodeId, float]] | None = None  # the last round, its story, paces in it
         self._read: tuple[int, Answer | None] = (0, None)  # a round with a validation loss, and what was written
         self._changes = dict[int, str]()  # by round: who came and went, in words
 
@@ -194,7 +194,8 @@ class RunAnswers:
         loss = float(losses[known[-1]]) if len(known) else None
         void = int(np.count_nonzero(series.column("void")[:end]))
         last = newest.round if newest is not None else int(rounds[end - 1]) if end else 0
-        mark_slow(said["members"], at_work)
+        story, paces = self._last_round(last) if last else (None, {})
+        mark_slow(said["members"], at_work, paces)
         return said | {
             "now": now,
             "events": self._with_names(said["events"]),
@@ -206,18 +207,19 @@ class RunAnswers:
             "ends_at": None if finished or pace.seconds_left is None else now + pace.seconds_left,
             "first_commit_at": float(at[0]) if len(at) else None,
             "last_commit_at": newest.committed_at if newest is not None else float(at[end - 1]) if end else None,
-            "last_round": self._last_round(last) if last else None,
+            "last_round": story,
             "passage": self._newest_passage(upto, newest),
             "last_recorded": int(rounds[-1]) if len(rounds) else 0,
         }
 
-    def _last_round(self, number: int) -> Answer | None:
+    def _last_round(self, number: int) -> tuple[Answer | None, dict[NodeId, float]]:
+        """The story of a round, None where it is not there; and the tokens a second of who trained in it."""
         if self._told is not None and self._told[0] == number:
-            return self._told[1]
+            return self._told[1:]
         try:
             record = self._record(number)
         except NotThere:
-            return None
+            return None, {}
         usual = round_story.usual_times(self._records.series(), record)
         told: Answer = {
             **{"round": number, "seconds": usual.took or sum(record.seconds.values()), "usual": usual.wall},
@@ -225,8 +227,8 @@ class RunAnswers:
             **{"reason": record.reason, "void": record.void},
         }
         if number <= self.last:  # else its record is not complete: its verdict is still to come
-            self._told = number, told
-        return told
+            self._told = number, told, round_story.training_paces(record)
+        return told, round_story.training_paces(record)
 
     def _put_out(self, members: list[Answer], now: float) -> list[Answer]:
         """The latest members that were put out in the last day before `now` and are not back."""

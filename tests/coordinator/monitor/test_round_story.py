@@ -96,6 +96,25 @@ def test_the_slow_are_named_with_how_many_times_slower_they_were_the_worst_first
     assert {(s.name, s.what) for s in slow_nodes(odd)} == {("bo", "lost in the exchange"), ("ada", "left out")}
 
 
+def test_who_rests_between_its_steps_is_the_slow_one_and_not_whose_last_steps_were_slow() -> None:
+    """Three trained alike, but for the limit of the third one's owner; the first one's last steps took long."""
+    ada, bo, cy = nodes = [NodeId(n) for n in ("n1", "n2", "n3")]
+    momentary = {ada: 1624.0, bo: 3264.0, cy: 4224.0}  # tokens a second
+    record = replace(
+        LAST,
+        members=tuple(nodes),
+        contributors={ada: 18_944.0, bo: 19_456.0, cy: 5_632.0},
+        figures={n: replace(LAST.figures[ada], tokens_per_s=told) for n, told in momentary.items()},
+        spent={n: {"inner": 6.3, "sync": 1.0} for n in nodes},
+        rates={},
+        lacking={},
+    )
+    [slow] = slow_nodes(record)
+    assert slow.node == cy and slow.times == pytest.approx(18_944 / 5_632, rel=0.01)
+    [guessed] = slow_nodes(replace(record, spent={}))
+    assert guessed.node == ada, "by what trainers told, where nothing else is known"
+
+
 def test_time_is_estimated_by_tokens_and_pace_and_comes_to_the_rounds() -> None:
     rows = waterfall(LAST)
     assert len(rows) == len(LAST.members) and all(row["estimated"] for row in rows)
