@@ -2,7 +2,8 @@
 
 A round takes what lies between two commits, idle time included. What it will take is the mean of the latest
 rounds: of as many as were alike, so that it follows a change of pace within a few rounds and is not moved by
-chance. A round that took very long (a coordinator was away for a night) counts as no more than OUTLIER usual ones.
+chance. A round that took very long (a coordinator was away for a night) counts as no more than OUTLIER usual ones;
+while one takes so long the run stands still, and nobody knows when it will be finished.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from atoll.coordinator.state_machine.events import CommitRecord
 
 MIN_WINDOW, MAX_WINDOW = 8, 128  # latest rounds that are looked at
 OUTLIER = 3.0  # times the median
+STILL_SECONDS = 10.0  # without a commit, from which on a run may stand still
 ALIKE = 0.05  # by which the medians of older and newer rounds may differ in any case
 NORMAL_MAD = 1.4826  # a normal distribution's deviation over its median absolute one
 MEDIAN_ERROR = 1.2533  # of a median, times that of a mean, for the same
@@ -25,7 +27,8 @@ class Pace:
 
     round_s: float | None = None  # seconds from one commit to the next
     tokens_per_s: float | None = None
-    seconds_left: float | None = None  # until the last commit; None also where the run's end is open
+    # Until the last commit; None also where the run's end is open, or it stands still
+    seconds_left: float | None = None
 
 
 def pace_of(series: SeriesTable, total: int, now: float, upto: int, newest: CommitRecord | None = None) -> Pace:
@@ -55,7 +58,10 @@ def pace(committed_at: list[float], tokens: list[float], left: int | None, now: 
     rate = max(tokens[-1] - tokens[first], 0.0) / spent if spent > 0 else None
     if left is None:
         return Pace(round_s, rate)
-    under_way = min(max(now - committed_at[-1], 0.0), round_s) if left else 0.0
+    since = max(now - committed_at[-1], 0.0)
+    if left and since > max(OUTLIER * round_s, STILL_SECONDS):
+        return Pace(round_s, rate)
+    under_way = min(since, round_s) if left else 0.0
     return Pace(round_s, rate, left * round_s - under_way)
 
 

@@ -71,7 +71,8 @@ def test_a_recorded_run_is_foretold_in_its_second_half() -> None:
 def test_what_a_round_has_taken_so_far_is_not_to_come_and_one_that_is_overdue_is_about_to_end() -> None:
     at, tokens = [1000.0 + 60 * k for k in range(20)], [500.0 * k for k in range(20)]
     assert pace(at, tokens, 10, at[-1] + 20) == Pace(60.0, 500 / 60, 580.0)
-    assert pace(at, tokens, 10, at[-1] + 600).seconds_left == 540.0
+    assert pace(at, tokens, 10, at[-1] + 120).seconds_left == 540.0
+    assert pace(at, tokens, 10, at[-1] + 600) == Pace(60.0, 500 / 60, None), "it stands still"
     assert pace(at, tokens, 0, at[-1] + 600).seconds_left == 0.0
     assert pace(at, tokens, None, at[-1]).seconds_left is None
 
