@@ -29,7 +29,7 @@ from atoll.comm.durations import duration
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
 from atoll.comm.options import json_option
 from atoll.comm.peer_names import peer_of_multiaddr
-from atoll.comm.terminal import plural, say
+from atoll.comm.terminal import plural, say, show_table
 from atoll.comm.xdg import default_state_dir
 
 logger = logging.getLogger(__name__)
@@ -403,7 +403,6 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
     if as_json:
         click.echo(json.dumps(said))
         return
-    from rich.console import Console
 
     from atoll.coordinator.monitor.contributions import contribution_summary, nodes_table, owners_table
 
@@ -411,7 +410,7 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
     for what, table in (("owners", owners_table(said)), ("nodes", nodes_table(said))):
         if said[what]:
             click.echo()
-            Console().print(table)
+            show_table(table)
         if more := said[f"{what}_total"] - len(said[what]):
             click.echo(f"and {more} more: --all shows them")
 

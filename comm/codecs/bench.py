@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import click
 import msgspec
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from atoll.comm.codecs.codec import F32, Codec
@@ -20,6 +19,7 @@ from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, ReduceConfig, ScaleName
 from atoll.comm.extras import demand
 from atoll.comm.options import json_option
+from atoll.comm.terminal import show_table
 
 ERROR_SAMPLE = 1 << 18  # elements of a vector whose mean is taken
 Draw = Callable[[np.random.Generator, int], F32]
@@ -67,7 +67,7 @@ def codec(chunk: int, block: int, scales: str, repeat: int, as_json: bool) -> No
     if as_json:
         click.echo(msgspec.json.encode({"codecs": figures}).decode())
         return
-    Console().print(_table(figures))
+    show_table(_table(figures))
 
 
 def measure(codec: Codec, chunk: int, repeat: int) -> CodecFigures:

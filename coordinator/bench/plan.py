@@ -10,10 +10,10 @@ from itertools import combinations
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from atoll.comm.options import json_option
+from atoll.comm.terminal import show_table
 from atoll.coordinator.placement.bandwidth_shares import PlanNode
 from atoll.coordinator.placement.two_level import Rtts, TwoLevel, faster, plan_flat, plan_regions
 
@@ -87,7 +87,7 @@ def plan(params: float, bits: float, chunk: int, as_json: bool) -> None:
         return
     for scenario, rows in zip(SCENARIOS, found, strict=True):
         click.echo(f"{scenario.name}: {scenario.about}")
-        Console().print(_table(rows.rows))
+        show_table(_table(rows.rows))
 
 
 def predicted(scenario: Scenario, n: int, payload: float, chunks: int) -> PlanRow:

@@ -175,7 +175,7 @@ def why(record: CommitRecord, usual: UsualTimes) -> str:
 
 def _sentence(words: str, record: CommitRecord) -> str:
     """The words as a sentence; a name at its beginning stays as it is."""
-    named = words.split(" ", 1)[0] in record.names.values()
+    named = words.split(" ", 1)[0].removesuffix("'s") in record.names.values()
     return f"{words if named else words[:1].upper() + words[1:]}{'' if words.endswith('.') else '.'}"
 
 

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from atoll.comm.durations import in_words
-from atoll.comm.terminal import say, visible
+from atoll.comm.terminal import say, show_table, visible
 
 MEMBERS_SHOWN = 50
 WIDE_COLUMNS = 110  # from which on the table has the reasons, too
@@ -33,7 +32,7 @@ def show(run: dict[str, Any], every_member: bool = False) -> None:
         say(line)
     members = by_urgency(run["members"])
     shown = members if every_member else [m for m in members if m["state"] != "left"][:MEMBERS_SHOWN]
-    Console().print(members_table(run | {"members": shown}))
+    show_table(members_table(run | {"members": shown}))
     for line in reasons(run | {"members": shown}):
         say(line)
     if len(shown) < len(members):

@@ -15,6 +15,7 @@ from atoll.comm.config.run import DataKind
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand, installed, lacking
+from atoll.comm.terminal import show_table
 from atoll.node.simulate.conditions import Conditions
 
 
@@ -197,7 +198,6 @@ class _progress:
 
 
 def _print(rows: list[dict[str, Any]], out: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -216,7 +216,7 @@ def _print(rows: list[dict[str, Any]], out: Path) -> None:
             f"{100 * row['utilisation']:.0f} %",
             f"{100 * row['goodput']:.0f} %",
         )
-    Console().print(table)
+    show_table(table)
     click.echo("less: bytes, than data parallelism in fp32; training: share of the nodes' time")
     picture = " and comparison.png" if installed("matplotlib") else ""
     click.echo(f"curves, summary.json{picture} are in {out}")

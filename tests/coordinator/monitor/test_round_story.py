@@ -66,6 +66,8 @@ def test_a_verdict_of_the_run_is_said_in_its_words() -> None:
     assert why(judged, usual_times(series(60), judged)) == f"T{sentence[1:]}."
     named = replace(judged, verdict=replace(verdict, sentence="ivy died"))
     assert why(named, usual_times(series(60), named)) == "ivy died.", "a name stays as it is"
+    whose = replace(judged, verdict=replace(verdict, sentence="ivy's trainer hung"))
+    assert why(whose, usual_times(series(60), whose)) == "ivy's trainer hung."
     assert verdict_of(LAST) == ""
 
 
