@@ -110,7 +110,6 @@ def start(
     config = _load(run_yaml, overrides, method)
     log.about(run=config.name)
     check_real(config)
-    logger.info(f"the run {beginning(config)}")
     # A server that does not answer keeps nobody waiting.
     threading.Thread(target=_warn_of_problems, args=(config,), name="check", daemon=True).start()
     from atoll.coordinator.history.record_store import opened

@@ -17,6 +17,7 @@ import uvicorn
 from msgspec import to_builtins
 
 from atoll.comm.addresses import is_local_host, is_loopback
+from atoll.comm.config.beginning import beginning
 from atoll.comm.config.run import RunConfig, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, TlsMode
 from atoll.comm.descriptors import raise_limit
@@ -129,6 +130,8 @@ async def _serve(
     behind.listen(BACKLOG)
     stop, at_once = _signals()
     log.info(f"run {config.name}: nodes join at {address}, page at {http_url}")
+    committed = plane.event_loop.state.committed
+    log.info(f"the run goes on after round {committed}" if committed else f"the run {beginning(config)}")
     log.info("both planes are encrypted" if certificate is not None else "nothing is encrypted (security.tls)")
     stopping = asyncio.create_task(stop.wait())
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([behind]))]

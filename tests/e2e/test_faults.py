@@ -87,6 +87,7 @@ def test_a_coordinator_that_is_told_to_stop_hands_the_round_over(run: Run) -> No
     assert one.poll() is None and two.poll() is None
     assert {m["state"] for m in run.run()["members"]} == {"active"}
     assert "suspected" not in run.log("c")
+    assert run.log("c").count("the run begins with") == run.log("c").count("the run goes on after round") == 1
 
 
 @pytest.mark.long
