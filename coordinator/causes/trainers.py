@@ -57,9 +57,8 @@ def by_pauses(seen: Observations) -> Iterator[Explanation]:
     too few others, it waited all the same."""
     for node, member in seen.members.items():
         account = seen.account(node)
-        pause = account.had(IncidentKind.PAUSED)
-        if member.rests and pause is not None and account.paused >= max(seen.excess / 2, MIN_LATE_SECONDS):
-            yield _paused(node, member.name, account, pause, min(account.paused, seen.excess))
+        if member.rests and account.paused >= max(seen.excess / 2, MIN_LATE_SECONDS):
+            yield _paused(node, member.name, account, min(account.paused, seen.excess))
 
 
 def by_all(seen: Observations) -> Iterator[Explanation]:
@@ -141,8 +140,8 @@ def _late(seen: Observations, node: NodeId, member: MemberSeen, seconds: float) 
         sentence = f"{name} and the coordinator could not reach each other for a while"
         known = Confidence.AGREED if account.away else Confidence.SEEN
         return Explanation(Kind.PARTITION, node, sentence, Weight.SLOWNESS, seconds, known, peer=COORDINATOR)
-    if (pause := account.had(IncidentKind.PAUSED)) is not None and account.paused > seconds / 2:
-        return _paused(node, name, account, pause, seconds)
+    if account.paused > seconds / 2:
+        return _paused(node, name, account, seconds)
     still = max(account.still, 0.0 if told else member.still)
     if told and account.data >= DATA_SHARE * max(seconds, account.still) and account.data > MIN_LATE_SECONDS:
         facts = (("seconds without data", f"{account.data:.1f}"), ("steps", str(account.steps)))
@@ -177,12 +176,13 @@ def _died(seen: Observations, node: NodeId, died: Incident, seconds: float) -> E
     return Explanation(Kind.TRAINER_DIED, node, sentence, Weight.BREAK, seconds, known, facts=facts)
 
 
-def _paused(node: NodeId, name: str, account: Account, pause: Incident, seconds: float) -> Explanation:
-    why = words_of(int(pause.value))
-    if account.clock and pause.value == PauseReason.HOURS:
+def _paused(node: NodeId, name: str, account: Account, seconds: float) -> Explanation:
+    pause = account.had(IncidentKind.PAUSED)
+    why = f": {words_of(int(pause.value))}" if pause is not None else " since an earlier round"
+    if account.clock and pause is not None and pause.value == PauseReason.HOURS:
         sentence = f"{name} rests by its hours, and its clock is {_off(account.clock)}"
         return Explanation(Kind.CLOCK, node, sentence, Weight.SLOWNESS, seconds, Confidence.TOLD)
-    return Explanation(Kind.PAUSED, node, f"{name} was paused: {why}", Weight.SLOWNESS, seconds, Confidence.TOLD)
+    return Explanation(Kind.PAUSED, node, f"{name} was paused{why}", Weight.SLOWNESS, seconds, Confidence.TOLD)
 
 
 def _hung_after(seen: Observations, node: NodeId) -> float:
