@@ -226,9 +226,10 @@ class RunAnswers:
             **{"why": round_story.why(record, usual), "verdict": round_story.verdict_of(record)},
             **{"reason": record.reason, "void": record.void},
         }
+        paces = round_story.training_paces(record)
         if number <= self.last:  # else its record is not complete: its verdict is still to come
-            self._told = number, told, round_story.training_paces(record)
-        return told, round_story.training_paces(record)
+            self._told = number, told, paces
+        return told, paces
 
     def _put_out(self, members: list[Answer], now: float) -> list[Answer]:
         """The latest members that were put out in the last day before `now` and are not back."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from control_nodes import CONFIG, Coordinator, Node, coordinator, digest
+from control_nodes import CONFIG, Coordinator, Node, commit, coordinator, digest
 from page.browsing import Opener, Served
 
 from atoll.comm.config.run import RunConfig
@@ -34,15 +34,10 @@ def living(served: Served, folder: Path, config: RunConfig = CONFIG) -> Iterator
         served.do(stack.aclose())
 
 
-async def commit(*nodes: Node, number: int, last: bool = False) -> None:
+async def finish(*nodes: Node, number: int, last: bool = False) -> None:
+    """The round is committed, and its state applied."""
+    await commit(*nodes, round_=number)
     for node in nodes:
-        await node.report(pb.Fence(round=number), steps_reached=pb.StepsReached())
-    for node in nodes:
-        await node.ready(number)
-    for node in nodes:
-        await node.reduce()
-    for node in nodes:
-        await node.sees(lambda v: v.committed == number)
         await node.report(state_reported=pb.StateReported(round=number, digest=digest(f"state {number}")))
     for node in () if last else nodes:
         await node.sees(lambda v: v.train.round == number + 1)
@@ -64,10 +59,10 @@ def test_what_happens_is_on_the_page_at_once_and_names_are_text(
         served.do(bo.heartbeat(phase="inner", tokens_per_s=1234.0, trouble="no <b>room</b> on its disk"))
         reader.wait("document.getElementById('members').textContent.includes('1,234')")
         assert "no <b>room</b> on its disk" in reader.text("#attention-list")
-        served.do(commit(ada, bo, number=1))
+        served.do(finish(ada, bo, number=1))
         reader.wait("document.querySelector('#figures dd span').textContent === '2.000'")
         assert reader.text("#last-round").startswith("Round 1 took ")
-        served.do(commit(ada, bo, number=2))
+        served.do(finish(ada, bo, number=2))
         reader.wait("document.getElementById('last-round').textContent.startsWith('Round 2 took ')")
         page.locator("#last-round a").click()
         reader.wait("document.querySelectorAll('#view-body .bar').length === 2")
@@ -116,7 +111,7 @@ def test_when_a_finished_runs_coordinator_is_gone_the_page_says_that_the_run_is_
         served.do(bo.at_work(name="bo"))
         reader = tab(url)
         reader.go()
-        served.do(commit(ada, bo, number=1, last=True))
+        served.do(finish(ada, bo, number=1, last=True))
         reader.wait("document.querySelectorAll('#figures dt')[4].textContent === 'Finished'")
         assert reader.text("#over") == ""
     reader.wait("document.getElementById('over').textContent.startsWith('The run is over')")

@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from control_nodes import coordinator, get
+from control_nodes import commit, coordinator, get
 from rich.console import Console
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
-from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.monitor import run_answers
 from atoll.coordinator.monitor.contributions import (
     contribution_summary,
@@ -162,13 +161,7 @@ def test_contributions_are_of_owners_and_nodes_and_come_to_the_runs_tokens(tmp_p
                 **{"run_id": "reef", "committed": 0, "tokens": 0, "uncredited": 0},
                 **{"owners_total": 0, "nodes_total": 0, "owners": [], "nodes": []},
             }
-            for node in (ada, bo):
-                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
-            for node in (ada, bo):
-                await node.ready(1)
-            for node in (ada, bo):
-                await node.reduce()
-            await ada.sees(lambda v: v.committed == 1)
+            await commit(ada, bo, round_=1)
             status, body = await get(c, "/api/contributions")
             said = json.loads(body)
             each = 2 * c.event_loop.state.config.model.seq_len  # tokens

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_nodes import Coordinator, coordinator, get
+from control_nodes import Coordinator, commit, coordinator, get
 from long_runs import long_record
 from promtool import promtool
 
 from atoll.comm.ids import NodeId
-from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.replace import replace
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.state_machine.events import Failure
@@ -38,13 +37,7 @@ def test_metrics_tell_of_the_control_plane_the_run_and_its_members(tmp_path: Pat
         async with coordinator(tmp_path) as c:
             ada, bo = await c.pair()
             await ada.heartbeat(phase="inner", **EVERYTHING)
-            for node in (ada, bo):
-                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
-            for node in (ada, bo):
-                await node.ready(1)
-            for node in (ada, bo):
-                await node.reduce()
-            await ada.sees(lambda v: v.committed == 1)
+            await commit(ada, bo, round_=1)
             return await scrape(c)
 
     text = asyncio.run(story())

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from control_nodes import SOON, Code, Node, coordinator, digest, get, healthy, refused, until
+from control_nodes import SOON, Code, Node, commit, coordinator, digest, get, healthy, refused, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.comm.ids import NodeId
@@ -437,13 +437,7 @@ def test_what_the_telemetry_cannot_take_in_costs_no_round_and_is_heard_of(
             c.event_loop.heartbeat(beats[0], Vitals(), {"inner": ""})  # type: ignore[dict-item]
             c.event_loop.heartbeat(beats[1], Vitals(tokens_per_s=7.0), {})
             assert c.event_loop.telemetry.vitals[bo.node].tokens_per_s == 7.0
-            for node in (ada, bo):
-                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
-            for node in (ada, bo):
-                await node.ready(1)
-            for node in (ada, bo):
-                await node.reduce()
-            await ada.sees(lambda v: v.committed == 1)
+            await commit(ada, bo, round_=1)
 
     asyncio.run(story())
     (told,) = [r for r in caplog.records if r.exc_info is not None]
