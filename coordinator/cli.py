@@ -21,7 +21,7 @@ from atoll.comm import log
 from atoll.comm.config.beginning import beginning, check_beginning
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.load import load_run, to_yaml
-from atoll.comm.config.methods import check_real, simulated_only
+from atoll.comm.config.methods import check_real, simulated_only, undefended
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, tokens_per_step
 from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.config.shipped import method_file, run_file
@@ -447,6 +447,8 @@ def _load(
 def _look_ahead(config: RunConfig, warn: Callable[[str], None]) -> None:
     """Raise the `ConfigError` with which the run's nodes would end, as far as it can be seen from here."""
     check_beginning(config, warn)
+    if sentence := undefended(config):
+        warn(sentence)
     for entry in entry_points(group="atoll.checks"):
         entry.load()(config, warn)
 

@@ -134,9 +134,9 @@ def join(
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, cache (20 GB), model, base, titan;
     machines, machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
-    congestion; relay, relay_port, relay_streams, relay_rate (Mbit/s); durable, disk (GB), files; hours, daily,
-    monthly (GB), battery, metered, idle_only, memory (GB), gpu_temperature, gpu_duty. A command behind -- takes
-    neither device=cuda (or mps) nor ranks: it has its own. Limits, from hours on, are explained by
+    congestion; relay, relay_port, relay_streams, relay_rate (Mbit/s); durable, disk (GB), files, stores; hours,
+    daily, monthly (GB), battery, metered, idle_only, memory (GB), gpu_temperature, gpu_duty. A command behind --
+    takes neither device=cuda (or mps) nor ranks: it has its own. Limits, from hours on, are explained by
     `atoll node limits --help`.
 
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone

@@ -58,6 +58,9 @@ class NodeConfig:
     relay_streams: int = 64  # that it passes on at once, at most
     relay_rate: float = 0.0  # Mbit/s that it passes on, all together; 0: all there is, or half of upload
     files: bool = False  # the run may keep checkpoints in this machine's files, or begin with some of them
+    # beginnings of URLs, such as s3://bucket/ or https://data.example.org/: where the run may have this node fetch
+    # data and weights, and keep checkpoints; empty: in any public store
+    stores: list[str] = field(default_factory=list)
     # folder of text files, for a run whose data.kind is bytes; of kind dataset: one that holds the run's data set
     data: str = ""
     cache: float = 20.0  # GB of disk for what was fetched of the run's data sets, at most; 0: nothing is kept
@@ -155,6 +158,9 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(f"cache is {config.cache:g}: it must be 0 (keep nothing) or a number of GB")
     if not 0 <= config.threads <= 1024:  # of more, no trainer could be started any more
         raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or in 1 ... 1024")
+    for beginning in config.stores:
+        if "://" not in beginning:
+            raise ConfigError(f"stores has {beginning!r}: write beginnings of URLs, such as s3://bucket/")
     for setting in config.titan:
         if not setting.startswith("--") and ":" not in setting:
             raise ConfigError(

@@ -5,10 +5,11 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 import psutil
 
-from atoll.comm.config.run import OptimizerName, RunConfig
+from atoll.comm.config.run import DataKind, OptimizerName, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import split_host_port
 from atoll.node.config import Device, NodeConfig
@@ -119,6 +120,29 @@ def beginning_out_of_reach(run: RunConfig, node: NodeConfig) -> str:
     if not path.exists():
         return f"init_from={place}: this machine has no {path.absolute()}, and this node cannot be the run's first"
     return ""
+
+
+def check_stores(run: RunConfig, node: NodeConfig) -> None:
+    """Raise `ResourceError` where the run names a store that the node's owner does not allow."""
+    if not node.stores:
+        return
+    named = {"checkpoint.remote": run.checkpoint.remote, "init_from": run.init_from, "hf.base": run.hf.base}
+    if not node.data and run.data.kind is DataKind.DATASET:
+        named |= {f"data set {number}": part.url for number, part in enumerate(run.data.sets, 1)}
+    for key, url in named.items():
+        if "://" in url and not is_within(url, node.stores):
+            raise ResourceError(
+                f"the run's {key} is {url.partition('?')[0]}, and this node's owner allows "
+                f"stores={','.join(node.stores)}: add it to these, or take part in another run"
+            )
+
+
+def is_within(url: str, stores: Sequence[str]) -> bool:
+    """Whether a URL is one of the stores, or of something in one of them, whatever server reads it."""
+    path = url.partition("?")[0].replace("\\", "/")
+    if "::" in url or ".." in unquote(path).split("/"):
+        return False
+    return any(path == store or path.startswith(store.rstrip("/") + "/") for store in stores)
 
 
 def check_network(node: NodeConfig) -> None:

@@ -30,6 +30,7 @@ account NAME [KIND] [data=0] [still=0] [away=0] [clock=0]       what it will ans
 mum NAME...                 they will not answer
 trouble NAME [KIND]         it tells of such incidents when it has every sealed chunk
 disconnect NAME... / connect NAME... / leave NAME...
+flood NAME...               reports of theirs are refused, as they are too many
 silent NAME... / talk NAME...      no heartbeats any more / again
 hang NAME... / move NAME...        heartbeats, but no progress / again
 phase NAME... WORD                 what its heartbeats say it is doing
@@ -332,6 +333,8 @@ class Run:
                 return ev.Disconnected(node, life)
             case "connect":
                 return ev.Connected(node, life)
+            case "flood":
+                return ev.ReportsRefused(node, life)
             case "leave":
                 return ev.Leaving(node, life, "its operator stopped it")
             case _:

@@ -13,6 +13,19 @@ def simulated_only(config: RunConfig) -> list[str]:
     return found
 
 
+def undefended(config: RunConfig) -> str:
+    """What the run does without that keeps one member from moving it as far as it likes, in a sentence; empty:
+    nothing."""
+    security = config.security
+    off = [
+        *(["outer.clip=false"] if not config.outer.clip else []),
+        *(["security.outliers=false"] if config.outer.clip and not security.outliers else []),
+        *(["security.weight_bound=0"] if not security.weight_bound else []),
+        *(["security.audit=0"] if security.audits == 0 else []),
+    ]
+    return f"{', '.join(off)}: invite only whom you trust, one member can spoil this run" if off else ""
+
+
 def check_real(config: RunConfig) -> None:
     """Refuse what real nodes would silently ignore."""
     if found := simulated_only(config):

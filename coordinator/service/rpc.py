@@ -41,6 +41,7 @@ from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.conduct import floods_anew, invite_refusal
 from atoll.coordinator.state_machine.members import REDUCER, VERIFIER, Member
 from atoll.coordinator.state_machine.run_layout import LayoutRule, RunLayout
 
@@ -224,12 +225,13 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._ack(request.session)
         self._prove(member.node, context)
-        await self._limit(self._reports, member.node, context, "reports", REFUSAL_PAUSE)
+        if not self._reports.take(member.node, self._clock()):
+            await self._flooded(member, context, f"reports from {member.node}", REPORT_LIMIT)
         if request.fence.incarnation > self._event_loop.state.incarnation:
             sentence = "this coordinator was put back to an earlier state than you have heard of: join again"
             await self._deny(context, RefusedForNow(sentence))
         if not self._report_bytes.take(member.node, request, self._clock()):
-            await self._too_many(context, f"bytes of reports from {member.node}", REPORT_BYTES, REFUSAL_PAUSE)
+            await self._flooded(member, context, f"bytes of reports from {member.node}", REPORT_BYTES)
         self.report_streams.enter(member.node)  # one too many ends no other stream, where others may wait
         try:
             check_entries(request, self._event_loop.state)
@@ -251,6 +253,12 @@ class CoordinatorService:
             if self._event_loop.state.has_other_layout(*layout):  # it need not join again
                 await self._abort(context, Code.FAILED_PRECONDITION, ack.reason)
         return ack
+
+    async def _flooded(self, member: Member, context: Context, what: str, rate: RateLimit) -> NoReturn:
+        """Refuse a report too many, and have nobody wait for what comes behind it."""
+        if floods_anew(self._event_loop.state, member.node):
+            self._event_loop.post(ev.ReportsRefused(member.node, member.life))
+        await self._too_many(context, what, rate, REFUSAL_PAUSE)
 
     async def caller(self, asks: cp.Caller, context: Context) -> Member | None:
         """The node, here or gone, whose session a caller shows who wants to know something about the run; None: it
@@ -286,6 +294,8 @@ class CoordinatorService:
         if (before := self._holder(request.session)) is None:
             await self._limit(self._entrances, f"the key {key.hex()[:16]}", context, "joins")
             invite, owner = await self._check_token(request.token, request.role, context)
+            if sentence := invite_refusal(self._event_loop.state, invite):
+                await self._deny(context, RefusedForNow(sentence))
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
             invite = before.invite

@@ -21,7 +21,7 @@ A delay is made up for, beside the strike and where nobody is struck (`lend_time
 tenths of a round's inner time *owes time* for as many rounds, and others rely on it for nothing (`owes_time`): it
 owns no chunks, nor does anybody wait for what it is to say. So a silent member costs rounds of any length a tenth
 in the long run. Its work is taken as ever, so who only paused for a moment loses nothing. Who goes before it is
-late, however it goes, owes as much.
+late, however it goes, owes as much; and who floods the coordinator with reports owes the most at once.
 """
 
 from collections.abc import Sequence
@@ -123,7 +123,8 @@ def penalty(state: State, node: NodeId) -> str:
     follows = consequence(state, node)
     record = state.conduct.strikes.get(identity(state, node), UNRECORDED)
     if follows not in PENALTIES:
-        debt = f"no round waits for this node before round {record.owes_until + 1}: one waited for it too long"
+        why = "one waited for it too long, or it sent too many reports"
+        debt = f"no round waits for this node before round {record.owes_until + 1}: {why}"
         return debt if record.owes(state.committed) else ""
     until = next(r for r in count(state.committed + 1) if record.consequence(r) is not follows)
     latest = sorted(record.latest.items(), key=lambda said: said[1])
@@ -165,6 +166,21 @@ def refusal(state: State, node: NodeId, key: bytes = b"") -> str:
             return ""
 
 
+def invite_refusal(state: State, invite: int) -> str:
+    """The sentence with which a new node is refused that comes with this invite, as another one that came with it
+    is out for what it said; empty: it may."""
+    for record in state.conduct.strikes.values():
+        member = state.members.here.get(record.node) or state.members.departed.get(record.node)
+        if not invite or member is None or member.invite != invite:
+            continue
+        if record.consequence(state.committed) is Consequence.EVICTED and refusal(state, record.node):
+            return (
+                f"{member.name} came with this invite too, and is out for what it said: nobody else may join with "
+                "it meanwhile; ask the operator for another one"
+            )
+    return ""
+
+
 def strike_part(state: State, seconds: float) -> float:
     """The part of a whole strike for a delay of the round by so many seconds: what it cost the others. So a
     machine that sleeps or is out of reach for a moment now and then is not kept out, and who holds up each round
@@ -177,7 +193,26 @@ def lend_time(state: State, node: NodeId, seconds: float) -> State:
     this round: as many rounds as these are whole strikes, nothing for less than a second."""
     if seconds < MIN_OWED_SECONDS or not (node in state.members.here or node in state.members.departed):
         return state
-    rounds = min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS)
+    return _lend(state, node, min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS))
+
+
+def floods_anew(state: State, node: NodeId) -> bool:
+    """Whether it makes a difference that reports of the node are refused in this round."""
+    record = state.conduct.strikes.get(identity(state, node), UNRECORDED)
+    return record.owes_until < state.round.number + MAX_DEBT_ROUNDS
+
+
+def lend_to_who_floods(state: State, node: NodeId, out: list[Effect]) -> State:
+    """Have a member that is here, and whose reports are refused as they are too many, owe the others time for as
+    many rounds as anybody does: what they need of it comes behind its own flood, in this round and in the next."""
+    if not owes_time(state, node):
+        out.append(
+            Note(f"{state.name(node)} sends more reports than a member has to: nobody waits for it now", node)
+        )
+    return _lend(state, node, MAX_DEBT_ROUNDS)
+
+
+def _lend(state: State, node: NodeId, rounds: int) -> State:
     who, until = identity(state, node), state.round.number + rounds
     before = state.conduct.strikes.get(who) or Strikes(node)
     if not rounds or until <= before.owes_until:

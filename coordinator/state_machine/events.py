@@ -290,6 +290,13 @@ class PeerUnreachable(Struct, frozen=True, gc=False):
     reason: str
 
 
+class ReportsRefused(Struct, frozen=True, gc=False):
+    """The service's word that reports of the node are refused, as they are more than a member has to make."""
+
+    node: NodeId
+    life: int
+
+
 class Leaving(Struct, frozen=True, gc=False):
     """The node says good-bye."""
 
@@ -394,6 +401,7 @@ Event = (
     | ReplayReported
     | RoundAccounted
     | PeerUnreachable
+    | ReportsRefused
     | Leaving
     | Suspected
     | SuspicionCleared

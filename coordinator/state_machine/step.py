@@ -65,6 +65,7 @@ from atoll.coordinator.state_machine.events import (
     PeerUnreachable,
     ReduceComplete,
     ReplayReported,
+    ReportsRefused,
     Resumed,
     RoundAccounted,
     SealOutsized,
@@ -226,6 +227,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return inquiry.hear(state, event)
         case PeerUnreachable():
             return reduce.record_unreachable_peer(state, event, now, out)
+        case ReportsRefused(node):
+            return conduct.lend_to_who_floods(state, node, out)
         case Leaving(node, _, reason, incidents):
             if incidents and node in state.round.participants:
                 state = replace(

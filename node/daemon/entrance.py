@@ -28,6 +28,7 @@ from atoll.node.preflight import (
     check_memory,
     check_network,
     check_ranks,
+    check_stores,
 )
 
 log = logging.getLogger("atoll.node")
@@ -57,6 +58,7 @@ def settings_for(run: RunConfig, config: NodeConfig, options: JoinOptions) -> No
     """The settings with which this machine takes part in the run: a value for each that was left open. Raises
     `AtollError` where it cannot take part."""
     check_network(config)
+    check_stores(run, config)
     if sentence := beginning_out_of_reach(run, config):
         log.warning(sentence)
     outer_schedule(run)  # raises where the run's is of a package that is not here

@@ -215,6 +215,11 @@ def test_check_looks_at_the_data_set_as_nodes_will(tmp_path: Path) -> None:
     assert "build it with a smaller --validation-every" in said
 
 
+def test_check_warns_of_a_run_that_one_member_can_spoil() -> None:
+    assert check().stderr == ""
+    assert "outer.clip=false: invite only whom you trust" in check("outer.clip=false").stderr
+
+
 def test_start_warns_of_what_check_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bare = write_data_set(tmp_path / "bare", validation=0)
     run = RunConfig()

@@ -2,13 +2,16 @@
 rounds go on, and no memory is gone.
 
 The machine is shared by everybody here, so the same flood goes to a port of nobody's before. What rounds and
-members' calls take in both is printed side by side (`pytest -s`), for who has a quiet machine.
+members' calls take in both is printed side by side (`pytest -s`), for who has a quiet machine, with
+ATOLL_FLOOD=600 for ten minutes of it.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import grpc
@@ -39,6 +42,10 @@ SETTINGS = (
     "security.own_models=true",  # nor a model
 )
 MEMORY = 64 << 20  # bytes
+SECONDS = float(os.environ.get("ATOLL_FLOOD", "20"))
+MOST_BEFORE = 120.0  # seconds that are looked at without the flood, at most
+# Times what they are without the flood, in the middle; on a quiet machine it is 1.1 at most.
+MOST = 1.5
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -101,7 +108,7 @@ async def compare(
         session = (await stub.Join(join, timeout=30)).session
         views = asyncio.create_task(watch(stub, session))
         with sink() as elsewhere, flood([elsewhere], RATE):
-            before = await look(stub, session, pid, seconds, committed_at)
+            before = await look(stub, session, pid, min(seconds, MOST_BEFORE), committed_at)
         with flood(ports, RATE) as sent:
             during = await look(stub, session, pid, seconds, committed_at)
             rate = sent.value / seconds
@@ -111,8 +118,8 @@ async def compare(
     return before, during, rate
 
 
-@pytest.mark.parametrize("seconds", [20.0])
-def test_a_flood_of_strangers_is_not_noticed_by_members(run: Run, seconds: float) -> None:
+@pytest.mark.timeout(1200 + SECONDS)
+def test_a_flood_of_strangers_is_not_noticed_by_members(run: Run) -> None:
     run.start(*SETTINGS)
     invite = parse(run.invite(100))
     here = SPAWN.Manager()
@@ -128,7 +135,7 @@ def test_a_flood_of_strangers_is_not_noticed_by_members(run: Run, seconds: float
             split_host_port(invite.address, ""),
             split_host_port(run.page.removeprefix("http://"), ""),
         ]
-        before, during, rate = asyncio.run(compare(run, invite, seconds, committed_at, ports))
+        before, during, rate = asyncio.run(compare(run, invite, SECONDS, committed_at, ports))
         shown = until("the page", run.run)
     finally:
         for process in (members, follower):
@@ -139,9 +146,10 @@ def test_a_flood_of_strangers_is_not_noticed_by_members(run: Run, seconds: float
     print(f"{rate:,.0f} a second")
     for name, seen in (("elsewhere", before), ("here", during)):
         figures = f"p50 {1e3 * seen.latency(50):.1f} ms, p95 {1e3 * seen.latency(95):.1f} ms"
-        lengths = f"rounds {min(seen.rounds):.2f} to {max(seen.rounds):.2f} s"
+        lengths = f"rounds {min(seen.rounds):.2f}, {median(seen.rounds):.2f}, {max(seen.rounds):.2f} s"
         busy = " + ".join(f"{share:.2f}" for share in seen.busy)
         print(f"{name}: {figures}, {lengths}, {seen.memory / 1e6:.0f} MB, {busy} of a core")
     assert not told
-    assert during.rounds and rate > 0
+    assert rate > RATE / 4, "what four processes make on a busy machine"
+    assert median(during.rounds) < MOST * median(before.rounds)
     assert during.memory < before.memory + MEMORY

@@ -8,10 +8,20 @@ import pytest
 
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OverlapConfig
-from atoll.comm.config.run import CodecName, InnerConfig, OptimizerName, ReduceConfig, RunConfig
+from atoll.comm.config.run import (
+    CheckpointConfig,
+    CodecName,
+    DataConfig,
+    DataKind,
+    DataSetConfig,
+    InnerConfig,
+    OptimizerName,
+    ReduceConfig,
+    RunConfig,
+)
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import preflight
-from atoll.node.config import Device, NodeConfig
+from atoll.node.config import Device, NodeConfig, check
 from atoll.node.devices import Gpu
 from atoll.node.preflight import (
     beginning_out_of_reach,
@@ -19,6 +29,7 @@ from atoll.node.preflight import (
     check_device,
     check_memory,
     check_network,
+    check_stores,
 )
 
 ON_CPU = NodeConfig(device=Device.CPU, ranks=1, durable=False)
@@ -117,3 +128,41 @@ def test_a_beginning_in_files_is_said_at_the_join_where_it_cannot_be_read(tmp_pa
     )
     for place, files in (("", False), (str(tmp_path), True), ("s3://bucket/x", False), ("hf://org/name", False)):
         assert said(place, files) == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "stores", "allowed"),
+    [
+        ("s3://bucket/run", (), True),
+        ("s3://bucket/run", ("s3://bucket/",), True),
+        ("s3://bucket/run", ("hf://", "s3://bucket"), True),
+        ("s3://bucket", ("s3://bucket",), True),
+        ("hf://org/name@main", ("hf://",), True),
+        ("https://data.example.org/set?signature=1", ("https://data.example.org/set",), True),
+        ("s3://buckets/run", ("s3://bucket",), False),
+        ("https://data.example.org@evil.example/set", ("https://data.example.org",), False),
+        ("https://evil.example/?https://data.example.org/", ("https://data.example.org",), False),
+        ("s3://bucket/ours/%2e%2e/others", ("s3://bucket/ours",), False),
+        ("s3://bucket/ours\\..\\others", ("s3://bucket/ours",), False),
+        ("s3://bucket/ours::https://evil.example/", ("s3://bucket/ours",), False),
+    ],
+)
+def test_a_run_uses_no_store_but_those_that_the_nodes_owner_allows(
+    url: str, stores: tuple[str, ...], allowed: bool
+) -> None:
+    node = NodeConfig(stores=list(stores))
+    data = RunConfig(data=DataConfig(DataKind.DATASET, mixture=[DataSetConfig(url)]))
+    for run in (RunConfig(checkpoint=CheckpointConfig(remote=url)), RunConfig(init_from=url), data):
+        if allowed:
+            check_stores(run, node)
+            continue
+        with pytest.raises(ResourceError, match="this node's owner allows stores="):
+            check_stores(run, node)
+    check_stores(data, replace(node, data="/data"))  # the owner's own copy
+    check_stores(RunConfig(init_from="/weights"), node)  # a file of this machine's, which is files= to say
+
+
+def test_a_beginning_of_stores_is_a_urls() -> None:
+    check(NodeConfig(stores=["s3://bucket/"]))
+    with pytest.raises(ConfigError, match="write beginnings of URLs"):
+        check(NodeConfig(stores=["bucket"]))

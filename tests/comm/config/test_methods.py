@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from atoll.comm.config.load import load_run
+from atoll.comm.config.methods import undefended
 from atoll.comm.config.run import RunConfig
-from atoll.configs import METHODS
+from atoll.configs import DEMO, METHODS
 
 KEYS = (
-    *("inner.optimizer", "outer.lr", "outer.momentum", "outer.weights", "outer.merge", "outer.clip"),
+    *("inner.optimizer", "outer.lr", "outer.momentum", "outer.weights", "outer.merge"),
     *(
         "outer.feedback",
         "outer.left_out",
@@ -25,30 +26,30 @@ KEYS = (
 # In the order of KEYS; then what only this method says. The inner steps and the outer learning rate of `sparse`
 # are ours: its file says why.
 DECISIVE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "diloco": (("adamw", 0.7, 0.9, "tokens", "mean", False, 0.0, "mix", 1, 0, "rebase", 0.0, "fp32"), {}),
-    "local-sgd": (("adamw", 1.0, 0.0, "tokens", "mean", False, 0.0, "mix", 1, 0, "rebase", 0.0, "fp32"), {}),
+    "diloco": (("adamw", 0.7, 0.9, "tokens", "mean", 0.0, "mix", 1, 0, "rebase", 0.0, "fp32"), {}),
+    "local-sgd": (("adamw", 1.0, 0.0, "tokens", "mean", 0.0, "mix", 1, 0, "rebase", 0.0, "fp32"), {}),
     "intellect-1": (
-        ("adamw", 0.7, 0.9, "tokens", "mean", False, 0.0, "mix", 1, 0, "rebase", 0.0, "int8"),
+        ("adamw", 0.7, 0.9, "tokens", "mean", 0.0, "mix", 1, 0, "rebase", 0.0, "int8"),
         {"rounds.inner_steps": 100},
     ),
     "muloco": (
-        ("muon", 0.8, 0.9, "tokens", "mean", False, 0.9, "mix", 1, 0, "rebase", 0.0, "int4"),
+        ("muon", 0.8, 0.9, "tokens", "mean", 0.9, "mix", 1, 0, "rebase", 0.0, "int4"),
         {"rounds.inner_steps": 30},
     ),
     "overlapped": (
-        ("muon", 0.9, 0.5, "tokens", "mean", False, 0.0, "mix", 1, 1, "rebase", 0.0, "int8"),
+        ("muon", 0.9, 0.5, "tokens", "mean", 0.0, "mix", 1, 1, "rebase", 0.0, "int8"),
         {"rounds.inner_steps": 50},
     ),
     "sparse": (
-        ("adamw", 4.0, 0.0, "equal", "mean", True, 0.95, "mix", 1, 0, "rebase", 0.0, "sparse"),
-        {"rounds.inner_steps": 10},
+        ("adamw", 4.0, 0.0, "equal", "mean", 0.95, "mix", 1, 0, "rebase", 0.0, "sparse"),
+        {"rounds.inner_steps": 10, "outer.clip": True},
     ),
     "streaming": (
-        ("adamw", 0.4, 0.9, "tokens", "mean", False, 0.0, "mix", 4, 5, "mix", 0.5, "int4"),
+        ("adamw", 0.4, 0.9, "tokens", "mean", 0.0, "mix", 4, 5, "mix", 0.5, "int4"),
         {"rounds.inner_steps": 100, "fragments.pattern": "strided", "fragments.stagger": True},
     ),
     "decoupled": (
-        ("adamw", 0.7, 0.9, "quality", "radial", False, 0.0, "mix", 24, 2, "mix", 0.0, "int4"),
+        ("adamw", 0.7, 0.9, "quality", "radial", 0.0, "mix", 24, 2, "mix", 0.0, "int4"),
         {"rounds.inner_steps": 24, "fragments.pattern": "balanced", "fragments.stagger": True}
         | {"rounds.quorum": 0.0001, "rounds.grace": 0.5},
     ),
@@ -84,6 +85,31 @@ def test_a_method_over_the_defaults_is_what_its_paper_says(method: str) -> None:
 def test_a_method_over_any_other_is_what_it_is_over_the_defaults() -> None:
     for other, method in permutations(DECISIVE, 2):
         assert settings(load_run(file(other), (), file(method)), method) == decisive(method), other
+
+
+@pytest.mark.parametrize("method", DECISIVE)
+def test_what_defends_a_run_is_the_runs_own_to_switch_off(method: str) -> None:
+    named = load_run(DEMO, (), file(method))
+    assert named.outer.clip and named.security == load_run(DEMO).security
+
+
+@pytest.mark.parametrize(
+    ("overrides", "off"),
+    [
+        ((), ""),
+        (
+            ("outer.clip=false", "security.weight_bound=0"),
+            "outer.clip=false, security.weight_bound=0: invite only",
+        ),
+        (
+            ("security.outliers=false", "security.audit=0"),
+            "security.outliers=false, security.audit=0: invite only",
+        ),
+    ],
+)
+def test_what_a_run_does_without_that_defends_it_is_said(overrides: tuple[str, ...], off: str) -> None:
+    said = undefended(load_run(DEMO, overrides))
+    assert said.startswith(off) and bool(said) is bool(off)
 
 
 @pytest.mark.parametrize("method", DECISIVE)

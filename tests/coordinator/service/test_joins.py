@@ -267,6 +267,24 @@ def test_joins_by_one_key_are_limited_and_leave_one_session(tmp_path: Path) -> N
     asyncio.run(story())
 
 
+def test_no_new_node_joins_with_an_invite_of_which_another_node_is_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, bo = c.node(), c.node()
+            await ada.join()
+            await bo.join(token=(other := c.journal.issue_token("other", 1, math.inf)))
+            shared = c.event_loop.state.members.here[ada.node].invite
+            monkeypatch.setattr(rpc, "invite_refusal", lambda _, invite: "cy is out" if invite == shared else "")
+            assert await refused(c.node().join(), Code.ABORTED) == "cy is out"
+            await ada.join(ada.session)  # is back, not new
+            assert other and (await bo.heartbeat()).known
+            await c.node().join(token=c.journal.issue_token("third", 1, math.inf))
+
+    asyncio.run(story())
+
+
 def test_the_version_that_a_node_says_it_has_is_shown_short_and_as_text(tmp_path: Path) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:

@@ -1,18 +1,21 @@
 """A member may report as much as a round has: what is more than that is refused, and nothing of it is kept."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 from control_nodes import CONFIG, Code, Coordinator, Node, coordinator, digest, refused
 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.rate_limits import RateLimit
-from atoll.coordinator.service import report_limits
+from atoll.coordinator.service import report_limits, rpc
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.note_quota import NOTE_LIMIT
+from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import Note
 
@@ -72,6 +75,39 @@ def test_bytes_of_reports_are_a_members_own(tmp_path: Path, monkeypatch: pytest.
             assert "bytes of reports from n1" in said
             assert (await ada.heartbeat()).known
             assert (await bo.report(pb.Fence(round=1), steps_reached=pb.StepsReached())).known
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("limit", ["reports", "bytes"])
+def test_nobody_waits_for_whose_reports_are_too_many_and_that_is_entered_once_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 0.0)
+    module, name, most = (rpc, "REPORT_LIMIT", 12) if limit == "reports" else (report_limits, "REPORT_BYTES", 1000)
+    monkeypatch.setattr(module, name, RateLimit(1e-3, most))
+
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, bo = await c.pair()
+            loop, entered = c.event_loop, list[ev.Event]()
+            post = loop.post
+
+            def enter(event: ev.Event) -> None:
+                entered.append(event)
+                post(event)
+
+            monkeypatch.setattr(loop, "post", enter)
+            reached = partial(ada.report, pb.Fence(round=1), steps_reached=pb.StepsReached())
+            with pytest.raises(grpc.aio.AioRpcError):
+                for _ in range(most):
+                    await reached()
+            await loop.wait_until(lambda state: conduct.owes_time(state, LIAR))
+            for _ in range(5):
+                await refused(reached(), Code.RESOURCE_EXHAUSTED)
+            assert entered.count(ev.ReportsRefused(LIAR, 1)) == 1
+            assert not conduct.owes_time(loop.state, NodeId("n2"))
+            assert (await ada.heartbeat()).known and (await bo.heartbeat()).known
 
     asyncio.run(story())
 

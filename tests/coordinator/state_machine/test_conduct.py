@@ -82,11 +82,27 @@ def test_a_delay_is_made_up_for_in_as_many_rounds_as_it_cost_tenths_of_one(run: 
         state = conduct.lend_time(run.state, A, seconds)
         owing = [conduct.owes_time(replace(state, committed=k), A) for k in range(30)]
         assert owing == [k <= rounds for k in range(30)], "this round, and as many more"
-        told = f"no round waits for this node before round {rounds + 2}: one waited for it too long"
+        why = "one waited for it too long, or it sent too many reports"
+        told = f"no round waits for this node before round {rounds + 2}: {why}"
         assert conduct.penalty(state, A) == told and conduct.penalty(replace(state, committed=21), A) == ""
         assert conduct.consequence(state, A) is None and conduct.may_own(state, A), "nothing is held against it"
     assert conduct.lend_time(state, A, 1.0) is state, "it owes more already"
     assert conduct.lend_time(run.state, NodeId("n99"), 9.0) is run.state
+
+
+def test_who_floods_owes_the_others_the_most_and_is_named_once(run: Run) -> None:
+    state, effects = step(run.state, ev.ReportsRefused(A, 1), 50.0)
+    owing = [conduct.owes_time(replace(state, committed=k), A) for k in range(30)]
+    assert owing == [k <= 20 for k in range(30)]
+    [note] = effects
+    assert isinstance(note, ev.Note) and note.node == A and "more reports than a member has to" in note.sentence
+    assert conduct.consequence(state, A) is None and not conduct.owes_time(state, B)
+    assert not conduct.floods_anew(state, A), "in the same round"
+    assert conduct.floods_anew(state, B)
+    later = replace(state, committed=1, round=replace(state.round, number=state.round.number + 1))
+    assert conduct.floods_anew(later, A)
+    again, effects = step(later, ev.ReportsRefused(A, 1), 60.0)
+    assert conduct.owes_time(replace(again, committed=21), A) and not effects
 
 
 def test_what_is_owed_is_the_keys_and_is_pardoned_with_the_rest(run: Run) -> None:
@@ -141,6 +157,19 @@ def test_who_forged_is_out_at_once_and_stays_out_with_its_key(run: Run, offence:
     assert step(state, joined, 50.0) == (state, [])
     other, _ = step(state, replace(joined, key=PublicKey(b"\x03other")), 50.0)
     assert NodeId("n5") in other.members.here
+
+
+def test_nobody_else_comes_with_the_invite_of_who_is_out_until_that_may_come_back(run: Run) -> None:
+    here = {n: replace(m, invite=2 if n == C else 1) for n, m in run.state.members.here.items()}
+    state = replace(run.state, members=replace(run.state.members, here=here))
+    assert not conduct.invite_refusal(state, 1)
+    state = many(state, A, Offence.FALSE_CLAIM, [1, 2])
+    assert not conduct.may_contribute(state, A) and not conduct.invite_refusal(state, 1), "it is here itself"
+    state = many(state, A, Offence.FALSE_CLAIM, [3])
+    assert A not in state.members.here
+    assert conduct.invite_refusal(state, 1).startswith("a came with this invite too, and is out for what it said")
+    assert not conduct.invite_refusal(state, 2) and not conduct.invite_refusal(state, 0)
+    assert not conduct.invite_refusal(replace(state, committed=100), 1)
 
 
 def test_all_members_under_a_banned_key_are_out(run: Run) -> None:

@@ -37,9 +37,10 @@ REPORTS: dict[str, Report] = {
     "missing": lambda f, life: ev.ChunksMissing(A, life, f, (0,)),
     "unreachable": lambda f, life: ev.PeerUnreachable(A, life, B, f, "reset"),
     "account": lambda f, life: ev.RoundAccounted(A, life, f.round, Account(steps=3)),
+    "refused": lambda f, life: ev.ReportsRefused(A, life),
     "leave": lambda f, life: ev.Leaving(A, life, "bye"),
 }
-BY_LIFE_ALONE = {"layout", "repair", "leave"}  # which say nothing of a round, or change nothing
+BY_LIFE_ALONE = {"layout", "repair", "refused", "leave"}  # which say nothing of a round, or change nothing
 BY_ROUND = {
     "steps",
     "contribution",

@@ -16,10 +16,9 @@ class Attack:
 JOINS = "its token is used up by its first join; the others are refused, and count as a stranger's."
 REFUSED = "the first attempt of a round names it, the next asks it once more, the third goes on without it."
 QUOTA = (
-    "these reports and those of its part have one quota and one stream, so that its part comes late. The others "
-    "wait for it for 5 s at most; then it owes them that, and for as many rounds as it was tenths of one they "
-    "wait no longer than a moment. Behind one of its own that is refused its part comes a second later, in which "
-    "the others wait, too, where it owes nothing."
+    "these reports and those of its part have one quota and one stream, so that its part comes late. The first "
+    "that is refused has it owe the others time: in 20 rounds it owns nothing and nobody waits for it for longer "
+    "than for a moment, and in as many more where it goes on."
 )
 STAGE = (
     "a stage of an exchange has ten times what it is to take, as far as exchanges usually take so long, three "

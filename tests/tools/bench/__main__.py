@@ -71,6 +71,9 @@ def _measure(
         if cases.REGIONS.key in keys:
             rows += bench.regions(say)
             bar.advance(task)
+        if cases.AUDITS.key in keys:
+            rows += bench.audits(say)
+            bar.advance(task)
         if cases.CODEC in keys:
             rows += bench.codec(say)
             bar.advance(task)

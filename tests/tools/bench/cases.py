@@ -74,8 +74,10 @@ CASES = (
     Case("g", "as c, a peer killed at half time", 4, 25_000_000, None, None, HOME, kill=True),
 )
 REGIONS = Case("k", "two regions of 3, 300 Mbit/s 4 ms within, 100 Mbit/s 80 ms between", 6, 8_000_000, None, None)
+AUDITS = Case("l", "100 Mbit/s, 50 ms", 4, 60_000_000, None, None, HOME, 7.2)
+AUDITED_NUMELS, AUDITS_COST = (60_000_000, 150_000_000), 3.0  # percent of a reduce
 CODEC, FLEET, TRAINER, PLAN, WAN = "h", "n", "t", "plan", "wan"  # sections that are not an all-reduce
-KEYS = (*(case.key for case in CASES), REGIONS.key, CODEC, FLEET, TRAINER, PLAN, WAN)
+KEYS = (*(case.key for case in CASES), REGIONS.key, AUDITS.key, CODEC, FLEET, TRAINER, PLAN, WAN)
 
 
 class Verdict(StrEnum):

@@ -3,10 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from bench import gloo, tcp
 from bench.cases import (
+    AUDITED_NUMELS,
+    AUDITS,
+    AUDITS_COST,
     CODEC,
     FLEET,
     HOME,
@@ -92,7 +96,8 @@ class Bench:
 
     def _words(self, case: Case, warmup: int = 1) -> list[str]:
         far = case.link is not None or case.key == REGIONS.key
-        iters = 1 if case.kill else self.size.times if far else self.size.in_turn
+        at_once = far and case.key != AUDITS.key  # not in turns
+        iters = 1 if case.kill else self.size.times if at_once else self.size.in_turn
         words = ["bench", "allreduce", "--peers", str(case.peers), "--numel", str(case.numel), "--codec", "int8"]
         words += ["--iters", str(iters), "--warmup", str(warmup), "--timeout", f"{_patience(case):g}"]
         if far:
@@ -127,6 +132,46 @@ class Bench:
             except (Failed, WanError) as error:
                 rows.append(replace(row, failure=str(error)))
         return rows
+
+    def audits(self, say: Say) -> list[Row]:
+        """By how much a reduce, from its plan to its commit, is longer with the audits of a run's defaults, in
+        turns with one without."""
+        rows = []
+        for numel in AUDITED_NUMELS:
+            limit = AUDITS.limit * numel / AUDITS.numel
+            case = replace(AUDITS, numel=numel, limit=limit).scaled(self.size.share)
+            words = self._words(case)
+            title = f"longer for audits, {case.full_title}"
+            row = Row(case.key, title, "%", must=AUDITS_COST, command=shown([*words, "security.audit=auto"]))
+            if why := unavailable():
+                rows.append(replace(row, left_out=why))
+                continue
+            try:
+                rows.append(self._audited(row, case, words, say))
+            except (Failed, WanError) as error:
+                rows.append(replace(row, failure=str(error)))
+        return rows
+
+    def _audited(self, row: Row, case: Case, words: Sequence[str], say: Say) -> Row:
+        longer, plain = list[float](), list[float]()
+        with ExitStack() as stack:
+            _join(stack, case)
+            for turn in range(self.size.times):
+                say(f"{case.key}: {case.numel / 1e6:g}M, {turn + 1} of {self.size.times}")
+                took = [self._to_commit(case, [*words, f"security.audit={audit}"]) for audit in ("0", "auto")]
+                plain.append(took[0])
+                longer.append(100 * (took[1] / took[0] - 1))
+        return replace(row, values=tuple(longer), note=f"{spread(plain)} s without")
+
+    def _to_commit(self, case: Case, words: Sequence[str]) -> float:
+        """Seconds of a round's reduce in the middle, the warm-up left out."""
+        told = ask(words, START_UP + (self.size.times + LEARNT) * _patience(case), self.atoll)
+        outcome(told)  # that all went well
+        try:
+            seconds = zip(told["reduce_s"], told["commit_s"], strict=True)
+            return median([float(a) + float(b) for a, b in seconds][1:])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Failed(f"its JSON is not as documented: {error!r}") from None
 
     def codec(self, say: Say) -> list[Row]:
         """Nanoseconds of the int8 codec for an element, on one thread, and the error of its means."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bench import gloo, overlap_page, picture, report
 from bench.__main__ import main
-from bench.cases import CASES, Failed, Measured, Outcome, Row, Verdict, bytes_over, outcome, rows, spread
+from bench.cases import AUDITS, CASES, Failed, Measured, Outcome, Row, Verdict, bytes_over, outcome, rows, spread
 from bench.command import ask
 from bench.measure import QUICK, Bench, Size, codec_figures, plan_rows
 from bench.overlap import Found
@@ -96,6 +96,16 @@ def test_memory_is_what_a_peer_has_beside_its_vectors_in_payloads() -> None:
         assert row.values == pytest.approx((2.6,)) and row.unit == "payloads"
         bars[share] = row.must
     assert bars == {1.0: 2.5, 0.1: None}, "of a small vector it says little"
+
+
+@pytest.mark.parametrize("told", [{"reduce_s": [9.0, 2.0, 3.0, 2.0], "commit_s": [9.0, 1.0, 1.0, 1.0]}, {}])
+def test_what_audits_cost_is_from_plan_to_commit_without_the_warm_up(told: dict[str, Any], tmp_path: Path) -> None:
+    bench = Bench(QUICK, (sys.executable, *stand_in(tmp_path, **told).split()[1:]))
+    if told:
+        assert bench._to_commit(AUDITS, bench._words(AUDITS)) == 3.0
+        return
+    with pytest.raises(Failed, match="not as documented"):
+        bench._to_commit(AUDITS, bench._words(AUDITS))
 
 
 def test_a_ratio_is_the_median_of_the_turns_ratios() -> None:
