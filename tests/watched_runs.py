@@ -9,15 +9,18 @@ from pathlib import Path
 from long_runs import long_record
 
 from atoll.comm.config.run import RunConfig, to_json
+from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.state_machine.events import CommitRecord, Note, Publish, Started
+from atoll.coordinator.state_machine.events import CommitRecord, Failure, Note, Publish, Started
 from atoll.coordinator.tracking.tracker import Tracker
 
 
 def record(number: int, members: int = 3) -> CommitRecord:
     """The record of a round."""
-    return replace(long_record(number, members), val_loss=4.0 + 1 / number if number != 2 else None)
+    failed = (Failure(1, NodeId("n2"), 3, "silent for 5 s", 1.7e9, 5.0, 20.0, 1.0, 9.0),) if number == 3 else ()
+    val_loss = 4.0 + 1 / number if number != 2 else None
+    return replace(long_record(number, members), val_loss=val_loss, failures=failed)
 
 
 class WatchedRun:
@@ -41,7 +44,7 @@ class WatchedRun:
         """Commit so many more rounds."""
         for number in range(self.committed + 1, self.committed + rounds + 1):
             made = record(number, self.members)
-            note = (made.committed_at - 1.0, Note(f"round {number} is about to close"))
+            note = (made.committed_at - 1.0, Note(f"round {number} is about to close", NodeId("n1")))
             self._journal.append([(made.committed_at, Started(number))], [made], [note])
             self.tracker.tell(Publish(made))
         self.committed += rounds

@@ -8,6 +8,10 @@
     exchange/...                 seconds as the plan predicted them, and as they were; attempts, levels, bytes
     members/...                  active, contributors, epoch
     goodput/BUCKET               share of all node-seconds since the run began
+    fleet/goodput                the share of `inner` among them
+    fleet/compute_utilisation    inner steps, whatever became of them, over them and the exchange
+    failures/...                 of members: noticed in the round; the most seconds to detect one, and to recover
+                                 from one that is over; survivors' node-seconds lost to those noticed
     node/NAME/FIGURE             of each contributor, up to `MAX_NODES` of them
     nodes/FIGURE/least ...       least, median and most of the contributors, however many there are
 
@@ -19,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean, median
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.state_machine.events import CommitRecord
 
 Row = dict[str, float]
@@ -55,6 +60,9 @@ def row(record: CommitRecord) -> Row:
     out |= _exchange(record)
     if spent := sum(record.goodput.values()):
         out |= {f"goodput/{bucket}": seconds / spent for bucket, seconds in record.goodput.items()}
+        out["fleet/goodput"] = fleet_goodput(record.goodput)
+        out["fleet/compute_utilisation"] = compute_utilisation(record.goodput)
+    out |= _failures(record)
     of_nodes = _of_nodes(record)
     if whole > 0:
         out["speed/run_tokens_per_s"] = sum(record.contributors.values()) / whole
@@ -80,6 +88,18 @@ def _exchange(record: CommitRecord) -> Row:
         out["exchange/measured_s"] = record.seconds["reduce"]
     if record.digests_equal is not None:
         out["exchange/states_equal"] = int(record.digests_equal)
+    return out
+
+
+def _failures(record: CommitRecord) -> Row:
+    """Each failure counts once: when it is noticed, and its recovery when that is told."""
+    noticed = [f for f in record.failures if f.round == record.round]
+    out: Row = {"failures/noticed": len(noticed)}
+    if noticed:
+        out["failures/detect_s"] = max(f.detected for f in noticed)
+        out["failures/survivors_lost_s"] = sum(f.waited for f in noticed)
+    if recovered := [f.recovered for f in record.failures if f.recovered is not None]:
+        out["failures/recover_s"] = max(recovered)
     return out
 
 

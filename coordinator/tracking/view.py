@@ -68,6 +68,12 @@ SECTIONS = (
         (
             Chart("Where a round's seconds go", PHASES, stacked=True),
             Chart("Where the nodes' time went", pattern="^goodput/", stacked=True),
+            Chart("Goodput of the fleet, and compute utilisation", ("fleet/goodput", "fleet/compute_utilisation")),
+            Chart("Failures noticed", ("failures/noticed",)),
+            Chart(
+                "Failures: seconds",
+                tuple(f"failures/{of}" for of in ("detect_s", "recover_s", "survivors_lost_s")),
+            ),
             Chart("Members", ("members/active", "members/contributors")),
         ),
     ),

@@ -6,16 +6,19 @@ checkpoints cost the server a file each time, so they are sent now and then.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ResourceError
+from atoll.comm.ids import NodeId
+from atoll.coordinator.history.series import F64
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.state_machine.events import CommitRecord, Note
 from atoll.coordinator.tracking.checkpoint_store import CheckpointStore, StoredCheckpoint
-from atoll.coordinator.tracking.events_table import COLUMNS, event_rows
+from atoll.coordinator.tracking.events_table import COLUMNS, event_rows, under_way
 from atoll.coordinator.tracking.run_summary import RunSummary
 from atoll.coordinator.tracking.wandb_run import Value, WandbRun
 
@@ -71,9 +74,18 @@ class WandbNews:
         notes = self._journal.notes(MAX_EVENTS)
         if notes != self._shown:
             table = self._records.series()
-            rows = event_rows(notes, table.column("round"), table.column("committed_at"))
-            self._run.show_table("events", COLUMNS, rows)
+            rounds, at = table.columns("round", "committed_at")
+            self._run.show_table("events", COLUMNS, event_rows(notes, rounds, at, self._names(notes, rounds, at)))
             self._shown = notes
+
+    def _names(self, notes: Sequence[tuple[float, Note]], rounds: F64, committed_at: F64) -> dict[NodeId, str]:
+        """The names of the nodes that notes are about, by the records of the rounds then and of those before."""
+        then = {under_way(at, rounds, committed_at) for at, note in notes if note.node is not None}
+        names: dict[NodeId, str] = {}
+        with suppress(ResourceError):  # those that cannot be read name nobody
+            for view in self._records.views(sorted({k for number in then for k in (number - 1, number) if k > 0})):
+                names |= view.names
+        return names
 
     def _refer_to(self, checkpoint: StoredCheckpoint) -> None:
         facts: dict[str, Value] = {

@@ -7,7 +7,7 @@ from watched_runs import record
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.coordinator.state_machine.events import CommitRecord, TrainerFigures
+from atoll.coordinator.state_machine.events import CommitRecord, Failure, TrainerFigures
 from atoll.coordinator.tracking.figures import MAX_NODES, MAX_NUMBER, chart_names, row
 
 ADA, BO = NodeId("n1"), NodeId("n2")
@@ -76,8 +76,30 @@ def test_a_row_has_axes_losses_speeds_seconds_and_the_exchange_as_predicted_and_
         "members/epoch": 2,
         "goodput/inner": 0.75,
         "goodput/sync": 0.25,
+        "fleet/goodput": 0.75,
+        "fleet/compute_utilisation": 0.75,
+        "failures/noticed": 0,
     }
     assert {name: value for name, value in found.items() if not name.startswith("node")} == expected
+
+
+def test_utilisation_is_of_steps_and_exchange_alone_and_goodput_of_all_time() -> None:
+    found = row(of_two(goodput={"inner": 60.0, "lost": 15.0, "sync": 25.0, "down": 100.0}))
+    assert (found["fleet/goodput"], found["fleet/compute_utilisation"]) == (0.3, 0.75)
+
+
+def test_a_failure_counts_in_the_round_in_which_it_was_noticed_and_its_recovery_when_that_is_told() -> None:
+    silent = Failure(1, ADA, 7, "silent", 1.7e9, detected=5.0, waited=30.0)
+    dead = Failure(2, BO, 7, "its connection broke", 1.7e9, detected=2.0, recovered=12.0, waited=30.0)
+    earlier = Failure(3, BO, 6, "silent", 1.7e9, detected=50.0, recovered=40.0, waited=99.0)
+    found = row(of_two(failures=(silent, dead, earlier)))
+    told = {name: value for name, value in found.items() if name.startswith("failures/")}
+    assert told == {
+        "failures/noticed": 2,
+        "failures/detect_s": 5.0,
+        "failures/recover_s": 40.0,
+        "failures/survivors_lost_s": 60.0,
+    }
 
 
 def test_each_contributor_has_charts_under_its_name() -> None:
@@ -119,7 +141,15 @@ def test_of_many_contributors_least_median_and_most_are_shown_and_no_charts_of_e
 def test_what_is_not_known_is_left_out() -> None:
     found = row(of_two(val_loss=None, predicted=0.0, digests_equal=None, figures={}, goodput={}, exchange={}))
     unknown = ("loss/val", "exchange/predicted_s", "exchange/states_equal", "speed/mfu", "train/learning_rate")
-    parts = ("goodput/", "exchange_s", "trainers_tokens_per_s", "data_wait")
+    parts = (
+        "goodput/",
+        "fleet/",
+        "failures/detect_s",
+        "failures/recover_s",
+        "exchange_s",
+        "trainers_tokens_per_s",
+        "data_wait",
+    )
     assert [name for name in found if name in unknown or any(part in name for part in parts)] == []
 
 

@@ -18,6 +18,7 @@ from wandb_server import WandbServer
 from watched_runs import WatchedRun, record
 
 from atoll.comm.config.run import RunConfig, WandbMode
+from atoll.comm.ids import NodeId
 from atoll.coordinator.server import save_wandb_view
 from atoll.coordinator.tracking import tracker, wandb_file
 from atoll.coordinator.tracking.view import SECTIONS
@@ -97,10 +98,11 @@ def test_three_coordinators_one_of_whose_writers_is_killed_make_one_run_with_eac
     assert made.summary["best/loss_val"] == made.summary["loss/val"] == 4 + 1 / 9
     assert made.summary["loss/train"] == losses[-1] and made.summary["round"] == 9
     table = json.loads(made.files[made.summary["events"]["path"]])
-    assert table["columns"] == ["time", "round", "node", "event"]
-    assert [(row[1], row[3]) for row in table["data"]] == [
+    assert table["columns"] == ["time", "round", "node", "name", "event"]
+    assert [(row[1], row[4]) for row in table["data"]] == [
         (k, f"round {k} is about to close") for k in range(1, 10)
     ]
+    assert {(row[2], row[3]) for row in table["data"]} == {("n1", record(9).names[NodeId("n1")])}
     assert made.exits == [0, 0, 0]
 
 
