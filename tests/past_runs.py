@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from atoll.comm.config.run import RoundsConfig, RunConfig, to_json
 from atoll.comm.evidence import Consequence, Evidence, Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.history import record_codec
 from atoll.coordinator.history.record_archive import RecordArchive
 from atoll.coordinator.history.record_store import LocalStore
@@ -20,7 +22,7 @@ from atoll.coordinator.service.journaled_machine import encode
 from atoll.coordinator.service.run_records import FOLDER, ROWS_KEPT
 from atoll.coordinator.state_machine import credit
 from atoll.coordinator.state_machine.credit import CreditBook, Work
-from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note, Passage, TrainerFigures
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure, Note, Passage, TrainerFigures
 from atoll.coordinator.state_machine.members import Member, Members, MemberState
 from atoll.coordinator.state_machine.state import Phase, RoundState, State
 
@@ -41,6 +43,7 @@ class Story:
     rounds: int
     members: int = 12
     total: int = 0  # rounds that the run is to have; 0: as many as it has
+    accounted: bool = False  # records say where each node's time went, and what failed
 
     @property
     def middle(self) -> int:
@@ -122,7 +125,34 @@ def record(story: Story, number: int, before: int) -> CommitRecord:
         goodput=dict(
             zip(BUCKETS, (k * node_seconds for k in (0.83, 0.1, 0.02, 0.03, 0, 0.015, 0.005)), strict=True)
         ),
+        **(accounts(story, number, seconds) if story.accounted else {}),
     )
+
+
+def accounts(story: Story, number: int, seconds: dict[str, float]) -> dict[str, Any]:
+    """Where each node's time went in a round of these phases, and what failed: the ninth's path to the seventh, in
+    the round that takes three attempts."""
+    wall = story.committed_at(number) - story.committed_at(number - 1)
+    exchange = seconds["reduce"] + seconds["commit"]
+    spent = dict[NodeId, dict[str, float]]()
+    for n in story.nodes(number):
+        inner = USUAL["inner"]  # as tokens and pace have it
+        spent[n] = {"inner": inner, "sync": exchange, "waiting": max(wall - inner - exchange, 0.0)}
+    if number == story.middle and GONE not in spent:
+        spent[GONE] = {"lost": 30.0, "down": wall - 30.0}
+    spent = {n: {bucket: round(value, 3) for bucket, value in of.items()} for n, of in spent.items()}
+    if number != story.middle + 1:
+        return {"spent": spent}
+    path = f"the path from {name(SLOW_LINK)} to {name(SLOW)} lost packets"
+    seen = Verdict(
+        *(Kind.PACKET_LOSS, SLOW_LINK, name(SLOW_LINK), SLOW, name(SLOW), path, Confidence.AGREED),
+        facts=(("sent again", "4.1 %"), ("usually", "0.0 %")),
+        beside=(f"{name(NodeId('n3'))} had no room on its disk",),
+    )
+    silent = Failure(
+        1, SLOW_LINK, number, "silent for 5.0 s", story.committed_at(number) - 30, 5.2, 21.0, 3.0, 84.0
+    )
+    return {"spent": spent, "verdict": seen, "failures": (silent,)}
 
 
 def records(story: Story) -> Iterator[CommitRecord]:

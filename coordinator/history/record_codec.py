@@ -283,6 +283,18 @@ class RecordView:
             raise _spoiled(error) from None
         raise KeyError(field)
 
+    def spent_by(self, node: NodeId) -> dict[str, float]:
+        """The node's seconds in each bucket (`record.spent`). Raises `BadRecord`."""
+        found = dict[str, float]()
+        try:
+            for key, some, part in self._body.spent:
+                seconds = _parts(self._nodes.each(some, float), part)
+                if node in seconds:
+                    found[_long(key)] = seconds[node]
+        except (IndexError, ValueError) as error:
+            raise _spoiled(error) from None
+        return found
+
     @property
     def names(self) -> dict[NodeId, str]:
         """The nodes' names. Raises `BadRecord`."""

@@ -9,6 +9,7 @@ from atoll.coordinator.history.segment import ROUNDS
 
 MAX_SEGMENTS = 64  # that are read for one answer
 MAX_POINTS = 400
+MAX_ACCOUNTED = 1_000_000  # nodes in the records, all together, over which one node's time is added up
 MAX_NAMED = 3  # members that a change of membership names
 NodeSeries = dict[str, list[float | None]]  # by name of SERIES
 SERIES = ("round", "at", "weight", "loss", "tokens_per_s", "exchange_s", "bytes_up", "bytes_down")
@@ -27,6 +28,12 @@ def rounds_to_read(first: int, last: int, points: int) -> Sequence[int]:
     return range(last - (count - 1) // step * step, last + 1, step)
 
 
+def rounds_to_add_up(last: int, members: int) -> Sequence[int]:
+    """The rounds up to `last` over which a node's time is added up: as many as is quick with so many members."""
+    count = min(max(MAX_ACCOUNTED // max(members, 1), MAX_POINTS), MAX_SEGMENTS * ROUNDS)
+    return range(max(last - count + 1, 1), last + 1)
+
+
 def node_series(views: Iterable[RecordView], node: NodeId) -> tuple[NodeSeries, str]:
     """The node's figures in these rounds, a list each (None: not known, or it did not contribute), and the name
     that it had last; empty: it was in none of them."""
@@ -37,6 +44,18 @@ def node_series(views: Iterable[RecordView], node: NodeId) -> tuple[NodeSeries, 
         for name, value in zip(SERIES, node_point(view, node), strict=True):
             found[name].append(value)
     return found, called
+
+
+def time_spent(views: Iterable[RecordView], node: NodeId) -> tuple[dict[str, float], Sequence[int]]:
+    """The node's seconds in each bucket over consecutive rounds, and the first and last of them that have some;
+    empty: none has. Less than nothing of `open` is of steps before them, which are in another bucket here."""
+    found, told = dict[str, float](), list[int]()
+    for view in views:
+        if spent := view.spent_by(node):
+            told = [*told[:1], view.round]
+        for bucket, seconds in spent.items():
+            found[bucket] = found.get(bucket, 0.0) + seconds
+    return {bucket: round(seconds, 3) for bucket, seconds in found.items() if seconds > 0}, told
 
 
 def last_there(series: NodeSeries) -> int | None:

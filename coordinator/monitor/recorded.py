@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.state_machine.events import CommitRecord, TrainerFigures
 
 
@@ -47,6 +48,8 @@ def recorded_snapshot(run: RecordedRun, record: CommitRecord, last: int, val_los
         "val_loss": val_loss,
         "goodput": {bucket: seconds / whole if whole else 0.0 for bucket, seconds in spent.items()},
         "goodput_seconds": dict(spent),
+        "fleet_goodput": fleet_goodput(spent),
+        "compute_utilisation": compute_utilisation(spent),
         "awaited": [],
         "draining": False,
         "members": [_member(node, record, run) for node in dict.fromkeys((*record.members, *record.contributors))],

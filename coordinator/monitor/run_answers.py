@@ -34,7 +34,9 @@ from atoll.coordinator.monitor.node_story import (
     last_there,
     membership_change,
     node_series,
+    rounds_to_add_up,
     rounds_to_read,
+    time_spent,
 )
 from atoll.coordinator.monitor.pace import pace_of
 from atoll.coordinator.monitor.period import period
@@ -377,6 +379,7 @@ class RunAnswers:
             "account": account,
             "standing": held[-1][1].consequence if held and held[-1][1].consequence in CONVICTIONS else "",
             "series": series,
+            "spent": None if query.keys() & {"from", "to"} else self._spent(node, last_there(series)),
             "last": last,
             "evidence": [{"at": at} | msgspec.to_builtins(d) for at, d in held[-NODE_EVENTS:]],
             "events": self._with_names(
@@ -387,6 +390,19 @@ class RunAnswers:
                 ][:NODE_EVENTS]
             ),
         }
+
+    def _spent(self, node: NodeId, seen: int | None) -> Answer | None:
+        """Where the node's time went in the latest rounds, or up to the last in which it was `seen` where none of
+        them knows; None: no record does."""
+        series = self._records.series()
+        most = int(series.column("members")[-1]) if len(series) else 0
+        for end in dict.fromkeys((series.last, seen or 0)):
+            rounds = rounds_to_add_up(end, most)
+            rounds = rounds[-MAX_POINTS:] if self._source.live else rounds
+            seconds, told = time_spent(self._records.views(rounds), node)
+            if seconds:
+                return {"first": told[0], "last": told[-1], "seconds": seconds}
+        return None
 
     def _last_round_of(self, node: NodeId) -> int | None:
         """The last round in which the node was, by a look at some of all rounds, and at those behind the last of

@@ -49,7 +49,8 @@ def summary(run: dict[str, Any]) -> str:
     ]
     states = Counter(m["state"] for m in run["members"])
     lines.append(", ".join(f"{states[state]:,} {state}" for state in COLORS if states[state]) or "no member")
-    if late := run["awaited"]:
+    late, told = run["awaited"], run["phase_reason"].partition("waits for ")[2]
+    if not all(name in told for name in late):  # else the phase's reason has said it
         more = f" and {len(late) - 5} more" if len(late) > 5 else ""
         lines.append(f"the round waits for {', '.join(late[:5])}{more}")
     lines += _story(run)
@@ -68,6 +69,11 @@ def _story(run: dict[str, Any]) -> Iterator[str]:
         said.append(f"finished in {in_words(pace['seconds_left'])}, {when}")
     if said:
         yield ", ".join(said)
+    if sum(run.get("goodput_seconds", {}).values()):
+        yield (
+            f"fleet goodput {run['fleet_goodput']:.1%} (steps that a commit has, of all the nodes' time), "
+            f"compute utilisation {run['compute_utilisation']:.1%} (steps, of steps and exchange)"
+        )
     if last := run.get("last_round"):
         yield f"round {last['round']} took {in_words(last['seconds'])}: {last['why']}"
     yield from (f"{m['name']} ({m['node_id']}) {m['slow']}" for m in run["members"] if m.get("slow"))

@@ -66,6 +66,9 @@ def test_what_happens_is_on_the_page_at_once_and_names_are_text(
         reader.wait("document.getElementById('last-round').textContent.startsWith('Round 2 took ')")
         page.locator("#last-round a").click()
         reader.wait("document.querySelectorAll('#view-body .bar').length === 2")
+        page.goto(f"{url}#/node/n1")
+        reader.wait("document.getElementById('view-body').textContent.includes('Since it first joined.')")
+        assert page.locator("#view-body .bar").count() == 1
 
 
 def test_a_stream_that_ends_is_taken_up_again_where_it_was(
@@ -112,7 +115,7 @@ def test_when_a_finished_runs_coordinator_is_gone_the_page_says_that_the_run_is_
         reader = tab(url)
         reader.go()
         served.do(finish(ada, bo, number=1, last=True))
-        reader.wait("document.querySelectorAll('#figures dt')[4].textContent === 'Finished'")
+        reader.wait("document.querySelectorAll('#figures dt')[5].textContent === 'Finished'")
         assert reader.text("#over") == ""
     reader.wait("document.getElementById('over').textContent.startsWith('The run is over')")
     assert reader.text("#trouble") == ""

@@ -16,15 +16,18 @@ def test_the_headline_says_how_the_run_is_doing_when_it_is_finished_and_why_the_
     reader = tab()
     reader.go()
     figures = dict(re.findall(r"^(.+)\n(.+)$", reader.text("#figures"), re.MULTILINE))
-    labels = [reader.page.locator("#figures dt").nth(i).inner_text() for i in range(6)]
-    values = [reader.page.locator("#figures dd > span").nth(i).inner_text() for i in range(6)]
+    labels = reader.page.locator("#figures dt").all_inner_texts()
+    values = reader.page.locator("#figures dd > span").all_inner_texts()
     figures = dict(zip(labels, values, strict=True))
     last = list(past_runs.records(STORY))[-1]
     assert figures["Loss"] == f"{last.val_loss:.3f}"
     assert figures["Tokens"] == f"{last.tokens / 1e6:.0f} M"
     assert figures["Round"] == "600 of 700"
     assert "599 rounds committed, 1 void" in reader.text("#figures")
-    assert figures["Goodput"] == "83.0 %"
+    assert figures["Fleet goodput"] == "83.0 %" and "of all the nodes' time" in reader.text("#figures")
+    assert figures["Compute utilisation"] == "89.3 %" and "of training and exchange alone" in reader.text(
+        "#figures"
+    )
     assert re.fullmatch(r"\d\.\d+ k", figures["Tokens a second"])
     assert re.fullmatch(r"in 1 h 4\d min", figures["Finishes"])
     assert reader.text("#phase") == "Round 600: committed.", "its reason is in the sentence below"
@@ -177,6 +180,44 @@ def test_a_round_says_why_it_took_long_who_was_slow_by_how_much_and_where_time_w
     )
     page.get_by_role("link", name="Round before").click()
     reader.wait("document.getElementById('view-title').textContent === 'Round 599'")
+
+
+def test_a_round_says_how_its_verdict_is_known_and_what_each_failure_cost(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go("#/round/301")
+    reader.wait("document.querySelectorAll('#view-body tbody .bar').length === 11")
+    said = reader.text("#view-body")
+    assert said.count("he path from ivy to gus lost packets") == 1
+    for name, value in (
+        *[("Kind", "packet loss"), ("Between", "ivy (n9) and gus (n7)"), ("Known", "two sides say the same")],
+        *[("Sent again", "4.1 %"), ("Usually", "0.0 %")],
+    ):
+        assert f"{name}\n{value}\n" in said
+    assert "Besides:\n\ncy had no room on its disk" in said
+    cells = page.get_by_role("region", name="Failures of members").locator("tbody td").all_inner_texts()
+    assert cells == [IVY, "silent for 5.0 s", "5.2 s", "21.0 s", "3.0 s", "1 min 24 s"]
+    page.get_by_role("link", name="Round before").click()
+    reader.wait("document.getElementById('view-title').textContent === 'Round 300'")
+    assert "The verdict" not in reader.text("#view-body") and "To detect" not in reader.text("#view-body")
+
+
+def test_a_node_says_where_its_time_went_in_figures_beside_a_bar(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go("#/node/n11")
+    reader.wait("document.getElementById('view-title').textContent === 'Node kai (n11)'")
+    said = reader.text("#view-body")
+    records = past_runs.records(STORY)
+    spent = [r.spent[past_runs.GONE] for r in records if past_runs.GONE in r.spent]
+    assert "In rounds 1 to 300, as their records have it." in said
+    whole = sum(sum(of.values()) for of in spent)
+    share = 100 * sum(of.get("inner", 0.0) for of in spent) / whole
+    kinds = ["inner", "lost", "sync", "waiting", "down"]
+    parts = page.locator("#view-body .bar span")
+    assert parts.evaluate_all("all => all.map(e => e.className)") == kinds
+    assert f"inner, committed 4 h 19 min ({share:.1f} %)" in said and "inner, lost 30.0 s (0.2 %)" in said
+    assert "down 20 min 30 s (" in said and "recovering" not in said
+    page.goto(page.url.replace("n11", "n7"))
+    reader.wait("document.getElementById('view-body').textContent.includes('In rounds 1 to 600')")
 
 
 def test_a_node_has_its_curves_what_is_held_against_it_and_what_was_said_of_it(tab: Opener) -> None:

@@ -8,6 +8,14 @@ function bar(place, parts, total) { // parts: [kind, value]
   });
 }
 
+// Seconds by bucket as a bar, and each in words below it.
+function timeBar(seconds) {
+  const parts = Object.keys(NODE_BUCKETS).map(kind => [kind, Math.max(seconds[kind] || 0, 0)]).filter(([, value]) => value > 0);
+  const total = parts.reduce((sum, [, value]) => sum + value, 0), lane = element("div", { class: "bar", "aria-hidden": "true" });
+  bar(lane, parts, total);
+  return [lane, element("ul", { class: "key" }, ...parts.map(([kind, value]) => element("li", {}, swatch(kind), `${NODE_BUCKETS[kind]} ${span(value)} (${percent(value / total)})`)))];
+}
+
 function showGoodput(run) {
   const parts = Object.entries(run.goodput);
   bar(byId("goodput"), parts, 1);

@@ -1,5 +1,5 @@
 // The run in figures, its phase and why, and what the last round was like.
-const FIGURES = ["Loss", "Tokens", "Tokens a second", "Goodput", "Finishes", "Round"];
+const FIGURES = ["Loss", "Tokens", "Tokens a second", "Fleet goodput", "Compute utilisation", "Finishes", "Round"];
 const figures = Object.fromEntries(FIGURES.map(name => {
   const label = element("dt", {}, name), value = element("span"), note = element("small");
   byId("figures").append(element("div", {}, label, element("dd", {}, value, note)));
@@ -15,12 +15,13 @@ function showHeadline(run) {
   document.title = `Atoll: ${run.run_id}`;
   text(byId("name"), `Atoll: ${run.run_id}`);
   const { pace } = run, done = run.phase === "finished";
-  const useful = (run.goodput.inner ?? run.goodput.inner_committed ?? 0);
   if (run.val_loss != null) figure("Loss", digits(run.val_loss), `validation, nats a token${run.train_loss == null ? "" : `; train ${digits(run.train_loss)}`}`);
   else figure("Loss", digits(run.train_loss) || "not measured", run.train_loss == null ? "" : "train, nats a token");
   figure("Tokens", short(run.tokens), count(run.tokens));
   figure("Tokens a second", pace.tokens_per_s == null ? "not known" : short(pace.tokens_per_s), "committed, in the latest rounds");
-  figure("Goodput", percent(useful), "of the nodes' time was training that counts");
+  const accounted = Object.values(run.goodput_seconds).some(seconds => seconds > 0);
+  figure("Fleet goodput", accounted ? percent(run.fleet_goodput) : "not known", "of all the nodes' time was training that counts");
+  figure("Compute utilisation", accounted ? percent(run.compute_utilisation) : "not known", "training, of training and exchange alone");
   text(figures.Finishes.label, done ? "Finished" : "Finishes");
   if (done) figure("Finishes", "done", run.last_commit_at ? moment(run.last_commit_at) : "");
   else if (pace.seconds_left != null) figure("Finishes", `in ${span(pace.seconds_left, 0)}`, `${soon(run.ends_at)}, at ${span(pace.round_s)} a round`);
@@ -36,8 +37,8 @@ function showHeadline(run) {
 const sentence = words => words ? `${words[0].toUpperCase()}${words.slice(1)}.` : "";
 
 function awaits(run) {
-  const names = run.awaited;
-  if (!names.length) return "";
+  const names = run.awaited, told = run.phase_reason.split("waits for ")[1] || "";
+  if (names.every(name => told.includes(name))) return ""; // the phase's reason has said it
   return ` The round waits for ${names.slice(0, 5).join(", ")}${names.length > 5 ? ` and ${names.length - 5} more` : ""}.`;
 }
 

@@ -1,4 +1,4 @@
-// One node: its state, its curves over the rounds, what is held against it, what was said of it.
+// One node: its state, where its time went, its curves over the rounds, what is held against it, what was said of it.
 const NODE_KINDS = {
   weight: { label: "tokens contributed", say: short }, loss: { label: "loss", say: digits }, tokens_per_s: { label: "tokens a second", say: short },
   exchange_s: { label: "seconds of the exchange", say: span }, bytes_up: { label: "bytes sent", say: bytes }, bytes_down: { label: "bytes received", say: bytes },
@@ -10,6 +10,7 @@ async function showNode(id) {
   const name = member ? member.name : said.name || id;
   const body = [
     nodeFacts(member, said), member && note(member) ? element("p", { class: inTrouble(member) ? "warn" : "" }, sentence(note(member))) : null,
+    ...nodeTime(member, said),
     ...nodeChart(id, name, said),
     element("h3", {}, "Held against it"),
     said.evidence.length ? element("ol", { class: "events" }, ...[...said.evidence].reverse().map(evidenceLine)) : element("p", {}, "Nothing."),
@@ -37,6 +38,14 @@ function nodeFacts(member, said) {
   if (owner) fact(facts, "Owner", owner);
   if (said.account) fact(facts, "Contributed", `${short(said.account.tokens)} tokens in ${plural(said.account.rounds, "round")}`);
   return facts;
+}
+
+// Its seconds by bucket: of a member of a living run all of them, else those that the records have.
+function nodeTime(member, { spent }) {
+  const whole = member && member.seconds && Object.keys(member.seconds).length;
+  if (!whole && !spent) return [];
+  const of = whole ? "Since it first joined." : `In rounds ${count(spent.first)} to ${count(spent.last)}, as their records have it.`;
+  return [element("h3", {}, "Where its time went"), element("p", { class: "says" }, of), ...timeBar(whole ? member.seconds : spent.seconds)];
 }
 
 // The node's curves: its latest rounds at first, and any others by zooming; they are asked for again.

@@ -39,6 +39,7 @@ async function showRound(number) {
       element("a", { href: `#/at/${record.round}` }, "The run as of this round")),
     element("p", { class: record.void ? "bad" : "" }, said.why), facts,
     ...(record.void ? [element("h3", {}, "What a void round is"), element("p", {}, VOID)] : []),
+    ...verdictFacts(said), ...failureTable(record),
     record.void && !said.slow.length ? null : element("h3", {}, "Who was slow"),
     record.void && !said.slow.length ? null : said.slow.length ? element("ul", {}, ...said.slow.slice(0, 30).map(s => element("li", {}, nodeLink(s.node, s.name), s.sentence.startsWith(s.name) ? s.sentence.slice(s.name.length) : `: ${s.sentence}`))) : element("p", {}, "Nobody was much slower than the others."),
     said.why.toLowerCase().includes(record.reason.toLowerCase()) ? null : element("p", {}, sentence(record.reason)),
@@ -52,5 +53,34 @@ async function showRound(number) {
     element("h3", {}, "Events"),
     said.events.length ? element("ol", { class: "events" }, ...said.events.map(eventLine)) : element("p", {}, "None."),
   ]);
+}
+// What was to blame, how that is known, and what stands beside it.
+function verdictFacts({ why, record: { verdict } }) {
+  if (!verdict) return [];
+  const facts = element("dl", { class: "facts" });
+  fact(facts, "Kind", verdict.kind);
+  if (verdict.name) fact(facts, verdict.peer ? "Between" : "Who", element("span", {}, whom(verdict.culprit, verdict.name), ...(verdict.peer ? [" and ", whom(verdict.peer, verdict.peer_name)] : [])));
+  fact(facts, "Known", KNOWN_HOW[verdict.confidence] || verdict.confidence);
+  if (verdict.slower) fact(facts, "Slower than usual", span(verdict.slower));
+  if (verdict.seconds) fact(facts, "Of that by this", span(verdict.seconds));
+  for (const [name, value] of verdict.facts) fact(facts, sentence(name).slice(0, -1), value);
+  const said = why.toLowerCase().includes(verdict.sentence.toLowerCase());
+  return [element("h3", {}, "The verdict"), said ? null : element("p", {}, sentence(verdict.sentence)), facts,
+    ...(verdict.beside.length ? [element("p", {}, "Besides:"), element("ul", {}, ...verdict.beside.map(words => element("li", {}, words)))] : [])];
+}
+const whom = (id, name) => /^n\d+$/.test(id) ? nodeLink(id, name) : name; // a data store has no view
+
+// What each failure of a member cost; one that is over is told of again, in the round in which it was.
+function failureTable({ failures, names, round }) {
+  if (!failures.length) return [];
+  const rows = element("tbody");
+  const heads = ["Member", "What", "To detect", "To recover", "Own steps lost", "Others' time lost"];
+  table(rows, failures, ["", "wide", "n", "n", "n wide", "n"], (f, c) => {
+    c[0].replaceChildren(nodeLink(f.node, names[f.node] || f.node), f.round === round ? "" : element("small", {}, `noticed in round ${count(f.round)}`));
+    text(c[1], f.reason); text(c[2], span(f.detected)); text(c[3], f.recovered == null ? "not yet" : span(f.recovered));
+    text(c[4], span(f.lost)); text(c[5], span(f.waited));
+  });
+  return [element("h3", {}, "Failures"), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Failures of members" },
+    element("table", {}, element("thead", {}, element("tr", {}, ...heads.map((label, i) => element("th", { scope: "col", class: ["", "wide", "n", "n", "n wide", "n"][i] }, label)))), rows))];
 }
 const usually = seconds => seconds > 0.05 ? `, usually ${span(seconds)}` : "";

@@ -2,8 +2,13 @@
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const BUCKET_WORDS = {
   inner: "training", sync: "exchange", recovering: "recovering", waiting: "waiting", paused: "paused", down: "down",
-  lost: "lost", starting: "starting", inner_lost: "lost", inner_committed: "training", exposed_sync: "exchange",
+  lost: "lost", starting: "starting", open: "training, undecided",
 };
+const NODE_BUCKETS = { // of one node, in the order of its bar
+  inner: "inner, committed", open: "inner, not decided yet", lost: "inner, lost", sync: "exposed sync", waiting: "waiting",
+  recovering: "recovering", starting: "starting", paused: "paused", down: "down",
+};
+const KNOWN_HOW = { seen: "the coordinator saw it", agreed: "two sides say the same", told: "one member says so", guessed: "a guess" };
 
 const count = value => whole.format(value);
 const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;

@@ -4,6 +4,7 @@ import past_runs
 import pytest
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.history import record_codec
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.segment import ROUNDS
@@ -13,8 +14,30 @@ from atoll.coordinator.monitor.node_story import (
     last_there,
     membership_change,
     node_series,
+    rounds_to_add_up,
     rounds_to_read,
+    time_spent,
 )
+
+
+def test_a_nodes_time_is_the_sum_of_its_records_and_open_time_of_before_is_not_less_than_nothing() -> None:
+    first, second = list(past_runs.records(past_runs.Story(rounds=2)))
+    ada, bo, cy = (NodeId(f"n{k}") for k in (1, 2, 3))
+    records = [
+        replace(first, spent={ada: {"inner": 3.5, "open": 2.0}, bo: {"down": 1.25}}),
+        replace(second, spent={ada: {"inner": 2.0, "open": -2.5, "sync": 0.5}}),
+    ]
+    views = [RecordView(record_codec.encode(r)) for r in records]
+    assert [view.spent_by(ada) for view in views] == [r.spent[ada] for r in records]
+    assert time_spent(views, ada) == ({"inner": 5.5, "sync": 0.5}, [1, 2])
+    assert time_spent(views, bo) == ({"down": 1.25}, [1]) and time_spent(views, cy) == ({}, [])
+
+
+def test_time_is_added_up_over_a_bounded_number_of_rounds() -> None:
+    assert rounds_to_add_up(600, 12) == range(1, 601)
+    assert rounds_to_add_up(50_000, 12) == range(50_000 - MAX_SEGMENTS * ROUNDS + 1, 50_001)
+    assert rounds_to_add_up(50_000, 10_000) == range(50_000 - MAX_POINTS + 1, 50_001)
+    assert not rounds_to_add_up(0, 0)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_a_run_is_shown_as_of_any_of_its_rounds(state_dir: Path) -> None:
             assert said["last_commit_at"] == record.committed_at and said["last_recorded"] == STORY.rounds
             assert all(event["at"] <= record.committed_at + 0.001 for event in said["events"])
             assert said["phase"] == ("void" if record.void else "committed")
+        assert answers.past(1)["fleet_goodput"] == pytest.approx(0.83)
+        assert answers.past(1)["compute_utilisation"] == pytest.approx(0.835 / 0.935)
         losses = [r.val_loss for r in records.values() if r.val_loss is not None and r.round <= ROUNDS + 5]
         assert answers.past(ROUNDS + 5)["val_loss"] == pytest.approx(losses[-1])
         assert answers.past(10**9)["round"] == STORY.rounds

@@ -45,6 +45,21 @@ def test_the_summary_says_how_many_are_what_and_whom_the_round_waits_for() -> No
     assert "stopping" in summary(RUN | {"draining": True})
 
 
+def test_whom_the_round_waits_for_is_said_once() -> None:
+    ada = RUN | {"awaited": ["ada"], "phase_reason": "waits for what ada has"}
+    assert "the round waits" not in summary(ada) and summary(ada).count("ada") == 1
+    assert "the round waits for bo" in summary(ada | {"awaited": ["bo"]})
+
+
+def test_goodput_and_utilisation_are_said_with_what_each_is_of() -> None:
+    spent = {"goodput_seconds": {"inner": 3.0, "down": 1.0}, "fleet_goodput": 0.75, "compute_utilisation": 1.0}
+    assert (
+        "fleet goodput 75.0% (steps that a commit has, of all the nodes' time), "
+        "compute utilisation 100.0% (steps, of steps and exchange)"
+    ) in summary(RUN | spent).splitlines()
+    assert "goodput" not in summary(RUN | {**spent, "goodput_seconds": {}})
+
+
 def test_members_in_trouble_come_first_and_the_others_by_age() -> None:
     assert [m["node_id"] for m in by_urgency(RUN["members"])] == ["n3", "n5", "n4", "n2", "n10", "n1"]
 
