@@ -9,19 +9,19 @@ from page.browsing import NARROW, WIDE, Opener, Tab
 pytestmark = pytest.mark.long
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-VIEWS = {"run": "#/", "round": "#/round/600", "node": "#/node/n7", "past": "#/at/301"}
+VIEWS = {"run": "#/", "round": "#/round/600", "verdict": "#/round/301", "node": "#/node/n7", "past": "#/at/301"}
 
 
 def opened(tab: Tab, view: str) -> Tab:
     page = tab.go(VIEWS[view])
-    if view in ("round", "node"):
+    if view in ("round", "verdict", "node"):
         tab.wait("document.querySelectorAll('#view-body .bar, #view-body canvas').length > 0")
     else:
         tab.charted()
         tab.wait("document.querySelectorAll('#owners tr, #links tr, #events li').length > 20")
     if view == "past":
         tab.wait("!document.getElementById('past').hidden")
-    page.wait_for_load_state("networkidle") if view in ("round", "node") else None
+    page.wait_for_load_state("networkidle") if view in ("round", "verdict", "node") else None
     return tab
 
 

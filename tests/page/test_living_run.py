@@ -71,6 +71,29 @@ def test_what_happens_is_on_the_page_at_once_and_names_are_text(
         assert page.locator("#view-body .bar").count() == 1
 
 
+def test_the_members_table_fits_a_window_of_1200_pixels_with_all_that_is_known_of_a_member(
+    tab: Opener, served: Served, tmp_path: Path
+) -> None:
+    known = {"inner_step": 120, "tokens_per_s": 123456.0, "mfu": 0.432, "data_wait": 0.012, "loss": 2.345}
+    known |= {"trainer_rss_bytes": 12_300_000_000, "bytes_up": 45_600_000_000, "bytes_down": 45_600_000_000}
+    with living(served, tmp_path) as (url, c):
+        ada = c.node()
+        served.do(ada.at_work(name="ada-at-home"))
+        reader = tab(url, viewport={"width": 1200, "height": 900})
+        page = reader.go()
+        served.do(ada.heartbeat(phase="recovering", **known))
+        reader.wait("document.getElementById('members').textContent.includes('123,456')")
+        for width in (1280, 1200, 1024):
+            page.set_viewport_size({"width": width, "height": 900})
+            reader.wait("document.getElementById('members-hint').hidden")
+            assert (
+                page.evaluate(
+                    "(e => e.scrollWidth - e.clientWidth)(document.getElementById('members').closest('.scroll'))"
+                )
+                == 0
+            )
+
+
 def test_a_stream_that_ends_is_taken_up_again_where_it_was(
     tab: Opener, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

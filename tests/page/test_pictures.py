@@ -14,6 +14,7 @@ PICTURES = {
     "telephone-light": ("#/", NARROW, "light"),
     "telephone-dark": ("#/", NARROW, "dark"),
     "round": ("#/round/600", WIDE, "light"),
+    "node": ("#/node/n11", WIDE, "light"),
 }
 MAX_BYTES = 200_000
 
