@@ -1,10 +1,12 @@
 """What a reader finds on the page of a run, in a browser."""
 
+import json
 import re
 
 import past_runs
 import pytest
 from page.browsing import STORY, Opener, Served, past_run
+from playwright.sync_api import Route
 
 pytestmark = pytest.mark.long
 GUS, IVY, KAI = "gus (n7)", "ivy (n9)", "kai (n11)"
@@ -37,6 +39,19 @@ def test_the_headline_says_how_the_run_is_doing_when_it_is_finished_and_why_the_
     assert why.startswith("Round 600 took 1 min 38 s (usually 1 min 00 s). The exchange took ")
     assert "longer than usual: ivy" in why and "times slower than the others" in why
     assert why.endswith("gus had less.")
+
+
+def test_whom_a_round_waits_for_is_said_once(tab: Opener, url: str) -> None:
+    reader = tab()
+
+    def waiting(route: Route) -> None:
+        run = reader.page.request.get(f"{url}api/run").json()
+        run |= {"phase": "inner", "phase_reason": "waits for what ada has", "awaited": ["ada"]}
+        route.fulfill(body=f"event: run\ndata: {json.dumps(run)}\n\n", content_type="text/event-stream")
+
+    reader.page.route("**/api/stream", waiting)
+    reader.go()
+    assert reader.text("#phase") == "Round 600: inner. Waits for what ada has."
 
 
 def test_the_members_in_need_of_a_look_come_first_and_are_named_above(tab: Opener) -> None:
