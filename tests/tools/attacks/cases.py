@@ -41,6 +41,7 @@ STRANGERS = (
 MEMBERS = (
     Attack("flip:10", "ten times its delta, the other way"),
     Attack("noise:1e4", "noise, 10,000 times as long as its delta"),
+    Attack("short norm", "ten times its delta, the other way, said to be as long as its delta"),
     Attack("zeros", "zeros in place of its delta"),
     Attack("replay", "its first delta in every round"),
     Attack("flip:1e29", "its delta times 1e29, the other way"),
@@ -53,8 +54,11 @@ MEMBERS = (
     Attack("orphans", "500 reports of orphans a second", note=QUOTA),
     Attack("mended", "500 reports a second that its memory was mended", note=QUOTA),
     Attack("names", "links under invented names at a data port, by who knows the run's key"),
+    Attack("poses", "links under other members' names at a data port, by who knows the run's key"),
     Attack("never seals", "it never seals what it owns", note=STAGE),
     Attack("never holds", "it never says that it holds the sealed chunks", note=STAGE),
+    Attack("other bytes", "it says in every exchange that it holds other bytes than were sealed"),
+    Attack("other state", "it says after every round that it has another state"),
     Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
 )
 ATTACKS = (*STRANGERS, *MEMBERS)

@@ -36,7 +36,7 @@ from atoll.node.daemon.session import CoordinatorSession
 BOMB_BYTES = 1 << 26  # that a frame of two thousand unpacks to
 REPORTS_PER_SECOND = 500.0
 CALLERS = 8  # that make them
-NAMES_AT_ONCE = 64
+NAMES_AT_ONCE, NAMES_PAUSE = 64, 0.1  # seconds until so many more
 NAMES_FROM = "127.0.0.2"
 
 
@@ -164,6 +164,45 @@ def rate(target: Target) -> None:
     exchanged.reduce_complete = complete
 
 
+def short_norm(target: Target) -> None:
+    """Ten times its delta, the other way, of which it says that it is as long as it was."""
+    lying_node.install("flip:10", target.now)
+    honest = Reports.contribution
+
+    def contribution(self: Reports, round_: int, told: pb.ContributionReady) -> None:
+        less = pb.ContributionReady()
+        less.CopyFrom(told)
+        less.delta_norm /= 10 if target.now() else 1
+        honest(self, round_, less)
+
+    exchanged: Any = Reports
+    exchanged.contribution = contribution
+
+
+def other_bytes(target: Target) -> None:
+    """It holds other bytes than were sealed, it says."""
+    honest = Reports.reduce_complete
+
+    def complete(self: Reports, plan: Any, told: pb.ReduceComplete) -> None:
+        if target.now():
+            told.digest = os.urandom(len(told.digest))
+        honest(self, plan, told)
+
+    exchanged: Any = Reports
+    exchanged.reduce_complete = complete
+
+
+def other_state(target: Target) -> None:
+    """It has another state than all others, it says."""
+    honest = Reports.state
+
+    def state(self: Reports, round_: int, told: bytes) -> None:
+        honest(self, round_, os.urandom(len(told)) if target.now() else told)
+
+    exchanged: Any = Reports
+    exchanged.state = state
+
+
 def never_holds(target: Target) -> None:
     honest = Reports.reduce_complete
 
@@ -241,8 +280,18 @@ def mended(target: Target) -> None:
     beside(target, lambda session, counted: _call_often(session, counted, made))
 
 
-def names(target: Target) -> None:
-    """Links under invented names at a member's data port, by one who knows the run's key."""
+def invented(session: CoordinatorSession) -> list[str]:
+    return [f"x{i}" for i in range(NAMES_AT_ONCE)]
+
+
+def others(session: CoordinatorSession) -> list[str]:
+    found = sorted(str(node) for node in session.control.roster.members if node != session.me)
+    return (found * NAMES_AT_ONCE)[:NAMES_AT_ONCE]
+
+
+def names(target: Target, chosen: Callable[[CoordinatorSession], list[str]]) -> None:
+    """Links under names that are not its own, or nobody's, at a member's data port, by one who knows the run's
+    key."""
     host, _, port = target.address.rpartition(":")
 
     async def once(session: CoordinatorSession, name: str) -> str:
@@ -261,16 +310,17 @@ def names(target: Target) -> None:
             await frames.send(link, frames.unfenced(FrameKind.LINK))
             answer = await frames.receive(link, 10)
             said = await frames.sentence(link, answer) if answer.kind is FrameKind.REFUSED else "let in"
-            return "is no member" if "is no member" in said else said
+            return next((word for word in ("is no member", "does not have its key") if word in said), said)
         except LinkBroken:
             return "not greeted"
         finally:
             link.close()
 
     async def many(session: CoordinatorSession, counted: Tally) -> None:
-        told = await asyncio.gather(*(once(session, f"x{i}") for i in range(NAMES_AT_ONCE)))
+        told = await asyncio.gather(*(once(session, name) for name in chosen(session)))
         for word in told:
             counted.note(word)
+        await asyncio.sleep(NAMES_PAUSE)
 
     beside(target, many)
 
@@ -285,5 +335,9 @@ HABITS: dict[str, Habit] = {
     "never holds": never_holds,
     "orphans": orphans,
     "mended": mended,
-    "names": names,
+    "names": lambda target: names(target, invented),
+    "poses": lambda target: names(target, others),
+    "short norm": short_norm,
+    "other bytes": other_bytes,
+    "other state": other_state,
 }
