@@ -42,6 +42,11 @@ class SavedRun:
         return tuple(s.path for s in self.snapshots)
 
     @property
+    def written_at(self) -> float:
+        """Seconds since 1970 when the last of the snapshots was written; 0: all are gone meanwhile."""
+        return max((path.stat().st_mtime for path in self.files if path.exists()), default=0.0)
+
+    @property
     def rounds(self) -> list[int]:
         """The rounds whose state the files should bring back, the newest first."""
         found, logged = set[int](), set(self.log.rounds)
@@ -101,9 +106,14 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
         known = ", ".join(
             f"{k.manifest.run.name} ({k.run_id[:8]}, round {max(k.rounds, default=0)})" for k in everything
         )
-        wrong = f"{len(found)} of them are {run!r}" if run else "say which with --run"
+        wrong = f"{len(found)} of them are {run!r}" if run else "say which"
+        named = [k.manifest.run.name for k in everything]
+        newest = max(found or everything, key=lambda k: k.written_at)
+        name = newest.manifest.run.name
+        choice = name if named.count(name) == 1 else newest.run_id[:8]
         raise ConfigError(
-            f"{state_dir} has the runs {known}: {wrong}; give a name that only one has, or what is in brackets"
+            f"{state_dir} has the runs {known}: {wrong}; give --run with a name that only one has, or the start "
+            f"of an id; `--run {choice}` is the newest"
         )
     return found[0]
 

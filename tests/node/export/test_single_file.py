@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -162,7 +163,7 @@ def two_runs(folder: Path) -> None:
         (damaged, ResourceError, "can be read"),
         (of_format_1, ResourceError, "'atoll snapshot 1'"),
         (unknown, ResourceError, "can be read"),
-        (two_runs, ConfigError, "tiny (72727272, round 1), other (73737373, round 2): say which with --run"),
+        (two_runs, ConfigError, "tiny (72727272, round 1), other (73737373, round 2): say which; give --run"),
     ],
     ids=["absent", "coordinator", "no snapshot", "damaged", "of format 1", "unknown", "two runs"],
 )
@@ -181,6 +182,18 @@ def test_one_of_several_runs_is_chosen_by_name(tmp_path: Path) -> None:
     assert "0 of them are 'third'" in str(
         refusal(tmp_path / "node", tmp_path / "n" / "m.safetensors", "--run", "third")
     )
+
+
+def test_of_runs_that_share_a_name_the_newest_is_named_by_its_id(tmp_path: Path) -> None:
+    filled(tmp_path / "node", 1)
+    filled(tmp_path / "node", 2, mark=b"s" * 16)
+    out = tmp_path / "m.safetensors"
+    for seconds, newest in ((1e9, "72727272"), (3e9, "73737373")):
+        for path in (tmp_path / "node" / "outer" / ("73" * 16)).glob("snapshot-*"):
+            os.utime(path, (seconds, seconds))
+        for given in ((), ("--run", "tiny")):
+            assert f"`--run {newest}` is the newest" in str(refusal(tmp_path / "node", out, *given))
+    assert "run tiny, round 2" in call(tmp_path / "node", out, "--run", "73737373").output
 
 
 def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
