@@ -8,12 +8,13 @@ import math
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +32,9 @@ from atoll.comm.options import json_option
 from atoll.comm.peer_names import peer_of_multiaddr
 from atoll.comm.terminal import plural, say, show_table
 from atoll.comm.xdg import default_state_dir
+
+if TYPE_CHECKING:
+    from atoll.coordinator.monitor.blame import Blame
 
 logger = logging.getLogger(__name__)
 PAGE_ADDRESS, REPLAY_ADDRESS = "127.0.0.1:4701", "127.0.0.1:4702"
@@ -277,41 +281,77 @@ def _echo_invites(found: Sequence[Any], as_json: bool) -> None:
 
 @click.command()
 @click.argument("what", default="", metavar="[NODE|ROUND]")
-@state_dir_option
+@click.option("--url", default="", metavar="HTTP_URL", help="The coordinator's page, or HOST:PORT.")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), help="Of a run's coordinator, whether it runs or not."
+)
 @json_option
-def blame(what: str, state_dir: Path, as_json: bool) -> None:
+def blame(what: str, url: str, state_dir: Path | None, as_json: bool) -> None:
     """Print who or what was to blame for a round that was slow, or in which something failed; and what was held
     against nodes, with the evidence.
 
     ROUND is a number, NODE an id such as n3, a name, or the beginning of a key; without either, everything is
     printed. A verdict on a round is for people: nobody is charged for it. `atoll pardon NODE` takes back what was
     held against a node.
+
+    With neither --url nor --state-dir it is the run that `atoll status` shows, by the page that its coordinator
+    has on this machine; while there is none, the run in the coordinator's default folder. Stderr says which.
     """
     import msgspec
 
-    from atoll.coordinator.monitor.blame import about, blame_lines, round_number, verdict_lines, verdicts
-    from atoll.coordinator.server import opened_journal, record_of
-    from atoll.coordinator.service.journal import MAX_NOTES
+    from atoll.coordinator.monitor.blame import blame_lines, round_number, verdict_lines
 
-    state_dir = state_dir.expanduser()
-    with opened_journal(state_dir) as journal:
-        found = about(journal.decisions(), what)
-        record = record_of(journal, state_dir, number) if (number := round_number(what)) else None
-        judged = verdicts(record, journal.notes(MAX_NOTES), what)
+    found = _blame(what, url, state_dir)
     if as_json:
-        for each in judged:
+        for each in found.verdicts:
             click.echo(json.dumps(msgspec.to_builtins(each)))
-        for at, decision in found:
+        for at, decision in found.decisions:
             click.echo(json.dumps({"at": at} | msgspec.to_builtins(decision)))
         return
-    for line in (*verdict_lines(judged), *blame_lines(found)):
-        click.echo(line)
-    if number and record is None and not judged:
-        click.echo(f"round {number} is not committed, or not on record any more")
-    elif number and not judged:
-        click.echo(f"round {number} was as usual: {sum(record.seconds.values()) if record else 0:.1f} s")
-    if not found:
-        click.echo(f"nothing was held against {'anybody' if not what or what.isdigit() else what}")
+    for line in (*verdict_lines(found.verdicts), *blame_lines(found.decisions)):
+        say(line)
+    if found.left_out:
+        say(f"and {found.left_out} earlier: `atoll blame --state-dir DIR` on the coordinator's machine has all")
+    if (number := round_number(what)) and not found.verdicts:
+        if found.seconds is None:
+            say(f"round {number} is not committed, or not on record any more")
+        else:
+            say(f"round {number} was as usual: {found.seconds:.1f} s")
+    if not found.decisions:
+        say(f"nothing was held against {'anybody' if not what or what.isdigit() else what}")
+
+
+def _blame(what: str, url: str, state_dir: Path | None) -> "Blame":
+    """What is known about a round or a node, by a coordinator's page or by its folder."""
+    from atoll.coordinator.server import journaled_blame
+
+    if url and state_dir is not None:
+        raise ConfigError("--url and --state-dir both say which run: give one")
+    if state_dir is not None:
+        return journaled_blame(state_dir.expanduser(), what)
+    page = page_address(url, None)
+    try:
+        found = _blame_by_page(page, what)
+    except Unreachable:
+        if url or not (folder := default_state_dir("coordinator")).is_dir():
+            raise
+        found = journaled_blame(folder, what)
+        say(f"run {found.run}, by {folder} (no page that knows of blame is at {page})", err=True)
+    else:
+        say(f"run {found.run}, by the page at {page}", err=True)
+    return found
+
+
+def _blame_by_page(page: str, what: str) -> "Blame":
+    import msgspec
+
+    from atoll.coordinator.monitor.blame import Blame
+
+    said = fetch(f"{page}/api/blame?{urllib.parse.urlencode({'about': what})}")
+    try:
+        return msgspec.convert(said, Blame)
+    except msgspec.ValidationError as error:
+        raise Unreachable(f"{page} is another version's, and does not tell who is to blame ({error})") from None
 
 
 @click.command()

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.door.front_door import BACKLOG, listening_socket
 from atoll.coordinator.door.ports import PAGE
 from atoll.coordinator.monitor.alarm import Alarm
-from atoll.coordinator.monitor.blame import about
+from atoll.coordinator.monitor.blame import Blame, about, blame_of
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.replay import PastRun
 from atoll.coordinator.monitor.web import web
@@ -40,7 +40,7 @@ from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RecordOptions, RunRecords
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Publish
+from atoll.coordinator.state_machine.events import Effect, Publish
 from atoll.coordinator.state_machine.state import CLOSING
 from atoll.coordinator.tracking.tracker import WANDB_ID, Tracker
 from atoll.coordinator.tracking.view import save_view
@@ -286,12 +286,12 @@ def opened_journal(state_dir: Path) -> Iterator[Journal]:
         journal.close()
 
 
-def record_of(journal: Journal, state_dir: Path, number: int) -> CommitRecord | None:
-    """The record of the round; None: there is none, yet or any more. Raises `ResourceError` where it cannot be
-    read."""
-    with closing(RunRecords(journal, state_dir, "").iter_rounds(number - 1, 1)) as found:
-        record = next(found, None)
-    return record if record is not None and record.round == number else None
+def journaled_blame(state_dir: Path, what: str) -> Blame:
+    """What the run in `state_dir` knows about a round, a node, or all (`blame_of`). Raises `ConfigError` where no
+    run is, `ResourceError` where something cannot be read."""
+    with opened_journal(state_dir) as journal:
+        run = journal.meta("run") or ""
+        return blame_of(RunRecords(journal, state_dir, run), run, what)
 
 
 def page_url(state_dir: Path) -> str:

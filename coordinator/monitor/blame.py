@@ -1,16 +1,21 @@
-"""Text for a terminal about what went wrong in a run: verdicts on rounds that were slow, or in which something
-failed (`verdict_lines`), decisions against members with their evidence (`blame_lines`), and invites
-(`invite_lines`). `atoll blame` and `atoll invite --list` print it."""
+"""What went wrong in a run (`blame_of`, the answer of `/api/blame`), and text for a terminal about it: verdicts on
+rounds that were slow, or in which something failed (`verdict_lines`), decisions against members with their
+evidence (`blame_lines`), and invites (`invite_lines`). `atoll blame` and `atoll invite --list` print it."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
+from typing import Protocol
 
 from atoll.coordinator.causes.explanation import Confidence, Verdict
 from atoll.coordinator.service.invites import InviteRecord
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
 MIN_KEY_PREFIX = 8  # hex digits of a key that name a node
+MAX_NOTES = 20_000  # the latest, that are looked at for verdicts
 KNOWN_HOW = {
     Confidence.SEEN: "the coordinator saw it",
     Confidence.AGREED: "two sides say the same",
@@ -26,6 +31,42 @@ class RoundVerdict:
     at: float  # seconds since 1970
     round: int
     verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What is known of a round, of a node, or of the whole run."""
+
+    run: str
+    verdicts: list[RoundVerdict]  # in order
+    decisions: list[tuple[float, Decision]]  # in order, with their times, seconds since 1970
+    seconds: float | None = None  # that the round took which was asked about; None: no record of it
+    left_out: int = 0  # earlier verdicts and decisions, for which there was no room
+
+
+class Records(Protocol):
+    """The records of a run, as far as they are asked for here. All calls block, and may raise `ResourceError`."""
+
+    def iter_rounds(self, since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]: ...
+    def iter_notes(self, before: float = inf) -> Iterator[tuple[float, Note]]: ...
+    def decisions(self, since: float = -inf, until: float = inf) -> list[tuple[float, Decision]]: ...
+
+
+def blame_of(records: Records, run: str, what: str, most: int | None = None) -> Blame:
+    """What is known about a round (its number), about a node (its id, its name, the beginning of its key), or
+    about all, where `what` is empty; the latest `most` of the verdicts and of the decisions. Blocks."""
+    record = None
+    if number := round_number(what):
+        with closing(records.iter_rounds(number - 1, 1)) as found:
+            record = next(found, None)
+    if record is not None and record.round != number:
+        record = None
+    judged = verdicts(record, reversed(list(islice(records.iter_notes(), MAX_NOTES))), what)
+    decided = about(records.decisions(), what)
+    most = max(len(judged), len(decided), 1) if most is None else most
+    left_out = len(judged[:-most]) + len(decided[:-most])
+    seconds = sum(record.seconds.values()) if record is not None else None
+    return Blame(run, judged[-most:], decided[-most:], seconds, left_out)
 
 
 def round_number(what: str) -> int:

@@ -22,6 +22,7 @@ from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.series import SeriesTable
 from atoll.coordinator.monitor import round_story
 from atoll.coordinator.monitor.alerts import CONVICTIONS
+from atoll.coordinator.monitor.blame import blame_of
 from atoll.coordinator.monitor.contributions import DEFAULT_ACCOUNTS, MAX_ACCOUNTS
 from atoll.coordinator.monitor.curves import CurvesAsked, curves, names_asked
 from atoll.coordinator.monitor.event_search import DEFAULT_EVENTS, MAX_EVENTS, MAX_SEARCH, found_events
@@ -51,6 +52,7 @@ MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and
 RECENT_EVENTS = 60  # that a look back at the run has
 ROUND_EVENTS = 100  # that a round's own answer has
 NODE_EVENTS, NODE_NOTES = 50, 5000  # that a node's has; notes that are looked at for them
+MAX_BLAME, MAX_ABOUT = 200, 200  # verdicts, and decisions, of an answer; characters of what is asked about
 MAX_PUT_OUT = 6  # members that were put out and are told of
 MAX_NAMED_MARKS, MAX_CHANGES = 8, 500  # marks of an answer that name members; rounds whose change is remembered
 RECORD_FIELDS = dict.fromkeys(CommitRecord.__struct_fields__)
@@ -424,6 +426,12 @@ class RunAnswers:
         found = found_events(notes, query.get("search", "")[:MAX_SEARCH], after or 0.0, limit)
         between = None if after is None or before is None else period(self._records.series(), after, before)
         return found | {"events": self._with_names(found["events"]), "period": between}
+
+    def blame(self, query: Query) -> Answer:
+        """The latest verdicts on rounds and decisions against members `about` a round, a node, or all."""
+        about = query.get("about", "")[:MAX_ABOUT]
+        found = blame_of(self._records, self._source.facts().run, about, MAX_BLAME)
+        return {name: getattr(found, name) for name in ("run", "verdicts", "decisions", "seconds", "left_out")}
 
     def links(self, query: Query) -> Answer:
         """Regions and links now, or as the plan of `round` had them."""

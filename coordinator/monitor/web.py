@@ -8,6 +8,7 @@
     GET /api/series           curves over all rounds, for a picture
     GET /api/node/ID          a node, its curves, and what is held against it
     GET /api/events           what was noted, by time and words
+    GET /api/blame            verdicts on rounds, and what was held against members
     GET /api/links            regions, rates and round trips
     GET /api/contributions    who contributed how much
 
@@ -79,6 +80,7 @@ class RunWeb:
             "/api/series": (ask(answers.series), ("x", "names", "from", "to", "points")),
             "/api/node/{node}": (ask(answers.node), ("from", "to", "points")),
             "/api/events": (ask(answers.events), ("search", "after", "before", "limit")),
+            "/api/blame": (ask(answers.blame), ("about",)),
             "/api/links": (ask(answers.links), ("round",)),
             "/api/contributions": (ask(answers.contributions), ("limit", "offset")),
         }

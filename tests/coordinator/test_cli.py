@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from data_sets import web_server, write_data_set
@@ -16,11 +17,12 @@ from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round
 from atoll.comm.config.run import DataConfig, DataKind, RunConfig
 from atoll.comm.digest import digest
-from atoll.comm.errors import ConfigError
+from atoll.comm.errors import ConfigError, Unreachable
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator import cli
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
+from atoll.coordinator.monitor.blame import Blame
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.conduct import Consequence, Evidence, Offence
 from atoll.coordinator.state_machine.events import Decision, Note
@@ -149,6 +151,35 @@ def test_blame_says_who_was_to_blame_for_a_round(tmp_path: Path) -> None:
     assert "slow link: ada to bo (one member says so)" in operator(cli.blame, "3", "--state-dir", str(tmp_path))
     assert "round 1 was as usual" in operator(cli.blame, "1", "--state-dir", str(tmp_path))
     assert "round 9 is not committed" in operator(cli.blame, "9", "--state-dir", str(tmp_path))
+
+
+def test_blame_reads_the_run_that_status_shows_and_says_which(
+    folder: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living = Blame("live", [], [a_decision(7, "n7", 9, Consequence.STRUCK)], None, 3)
+    asked = list[str]()
+
+    def fetch(url: str) -> Any:
+        asked.append(url)
+        if "4701" not in url:
+            raise Unreachable("nobody is there")
+        return json.loads(msgspec.json.encode(living))
+
+    monkeypatch.setattr(cli, "fetch", fetch)
+    monkeypatch.setattr(cli, "default_state_dir", lambda part: Path(folder))
+    by_page = CliRunner().invoke(cli.blame, ["name of", "--json"])
+    assert json.loads(by_page.stdout)["number"] == 7 and "run live, by the page at http://127" in by_page.stderr
+    assert asked == ["http://127.0.0.1:4701/api/blame?about=name+of"]
+    assert "and 3 earlier" in operator(cli.blame)
+    elsewhere = CliRunner().invoke(cli.blame, ["--url", "reef:80"])
+    assert isinstance(elsewhere.exception, Unreachable), "another run's is not what was asked for"
+    monkeypatch.setattr(cli, "PAGE_ADDRESS", "127.0.0.1:1")
+    by_folder = CliRunner().invoke(cli.blame, ["n2", "--json"])
+    assert json.loads(by_folder.stdout)["number"] == 2 and f"run reef, by {folder}" in by_folder.stderr
+    monkeypatch.setattr(cli, "default_state_dir", lambda part: tmp_path_factory.mktemp("empty") / "no")
+    assert isinstance(CliRunner().invoke(cli.blame).exception, Unreachable)
+    both = CliRunner().invoke(cli.blame, ["--url", "reef", "--state-dir", folder])
+    assert isinstance(both.exception, ConfigError)
 
 
 def test_a_pardon_is_left_for_the_coordinator(folder: str) -> None:

@@ -160,6 +160,27 @@ def test_a_question_is_answered_or_refused_with_a_sentence(state_dir: Path, path
     asyncio.run(story())
 
 
+def test_blame_is_told_of_a_node_a_round_or_all(state_dir: Path) -> None:
+    async def story() -> None:
+        with replay.opened(str(state_dir)) as past:
+            site = web.web(past)
+
+            async def blamed(about: str) -> Any:
+                return (await ask(site, f"/api/blame?about={about}")).json
+
+            [record] = (await ask(site, "/api/rounds?since=6&limit=1")).json
+            banned, seconds = str(STORY.middle), sum(record["seconds"].values())
+            for about in ("", "n11", banned):
+                said = await blamed(about)
+                assert [d["node"] for _, d in said["decisions"]] == ["n11"], about
+            assert (await blamed("n1"))["decisions"] == [] and (await blamed("n1"))["seconds"] is None
+            assert (await blamed("7"))["seconds"] == pytest.approx(seconds) and (await blamed("99"))[
+                "seconds"
+            ] is None
+
+    asyncio.run(story())
+
+
 def test_a_question_with_an_unknown_name_is_told_the_known_ones(state_dir: Path) -> None:
     async def story() -> None:
         with replay.opened(str(state_dir)) as past:
