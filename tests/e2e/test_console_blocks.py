@@ -2,7 +2,8 @@
 
 A block ```console is run: each line with `$ ` in front is a command, which must succeed; what stands below it must
 be in its output, line by line, where ... is any text, a line of it alone any lines. The blocks of a page are one
-session of bash, in an empty home folder. Blocks of other kinds are for reading.
+session of bash, in an empty home folder; the guides for a volunteer and for who watches share one, in which a
+coordinator is there already. Blocks of other kinds are for reading.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,21 @@ from docs_links import ROOT, pages
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END = "-- end of"  # of a command's output
 SECONDS = 150.0  # that a page's session may take
+# The run that guides take for granted. curl finds its page at the usual port.
+STARTED = (
+    "atoll coordinator start demo members.start=1 members.minimum=1 rounds.inner_steps=12 rounds.total=1000 "
+    "figures.jsonl=true > coordinator.log 2>&1 &",
+    "until atoll status > status.txt 2>&1; do sleep 1; done",
+    "sed -n 's|.*page at http://|connect-to = 127.0.0.1:4701:|p' coordinator.log > .curlrc",
+    "atoll invite > join-url",
+)
+STOPPED = "kill $! && wait $!"
+IN_ONE_RUN = (
+    *STARTED,
+    *("docs/volunteer.md", "docs/monitoring.md", "docs/blame.md"),
+    STOPPED,
+    *("docs/watching.md", "docs/wandb.md"),
+)
 
 
 class Shown(NamedTuple):
@@ -40,6 +56,18 @@ def session(page: str) -> list[Shown]:
             else:
                 found[-1].output.append(line)
     return found
+
+
+def sessions() -> list[tuple[str, ...]]:
+    """The sessions of all pages, as pages and commands between them."""
+    alone = (page for page in pages() if session(page) and page not in IN_ONE_RUN)
+    return [*((page,) for page in alone), IN_ONE_RUN]
+
+
+def commands(parts: Iterable[str]) -> Iterator[Shown]:
+    """The commands of a session."""
+    for part in parts:
+        yield from session(part) if part.endswith(".md") else [Shown(part, [])]
 
 
 def pattern(lines: list[str]) -> str:
@@ -73,14 +101,15 @@ def surroundings(home: Path) -> dict[str, str]:
         "ATOLL_COORDINATOR_START_HTTP": "127.0.0.1:0",
         "ATOLL_STATUS_STATE_DIR": coordinator,  # where the page is, if not at its usual port
         "ATOLL_CONTRIBUTIONS_STATE_DIR": coordinator,
+        "ATOLL_BLAME_STATE_DIR": coordinator,
     }
 
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in pages() if session(page)])
-def test_the_console_blocks_of_a_page_do_what_they_show(page: str, home: Path) -> None:
-    shown = session(page)
+@pytest.mark.parametrize("parts", sessions(), ids=lambda parts: next(p for p in parts if p.endswith(".md")))
+def test_the_console_blocks_of_a_page_do_what_they_show(parts: tuple[str, ...], home: Path) -> None:
+    shown = list(commands(parts))
     script = home / "session.sh"
     script.write_text("".join(f'{each.command}\necho "{END} {n}: $?"\n' for n, each in enumerate(shown)))
     said = home / "said"
@@ -107,5 +136,7 @@ def test_an_output_has_the_lines_that_are_shown() -> None:
         assert not re.fullmatch(pattern(lines), output), lines
 
 
-def test_the_entry_and_a_guide_have_commands_that_are_run() -> None:
-    assert len(session("README.md")) > 8 and session("docs/researcher.md")
+def test_the_entry_and_the_guides_have_commands_that_are_run() -> None:
+    assert len(session("README.md")) > 8
+    for guide in ("operator", "researcher", "volunteer", "watching", "blame", "monitoring", "wandb"):
+        assert session(f"docs/{guide}.md"), guide
