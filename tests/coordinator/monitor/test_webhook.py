@@ -1,63 +1,22 @@
 """Alerts reach the operator's webhook, whatever it does; nothing waits for it."""
 
-import json
 import logging
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
+from webhook_receiver import SECRET, Receiver
 
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
 from atoll.coordinator.monitor.alerts import Alert, AlertKind
 from atoll.coordinator.monitor.webhook import MAX_WAITING, Webhook, checked_url
 
-SECRET = "s3cret-path"
-SOON = 30.0  # seconds
-
 
 def alert(number: int) -> Alert:
     return Alert(AlertKind.LOW_GOODPUT, True, f"sentence {number}", 1000.0 + number, number, NodeId("n1"), "ada")
-
-
-class Receiver:
-    """A webhook of the test's own: answers with these codes, one after the other, then with 200."""
-
-    def __init__(self, *codes: int) -> None:
-        self.codes, self.got, self.news = list(codes), list[dict[str, Any]](), threading.Condition()
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with receiver.news:
-                    code = receiver.codes.pop(0) if receiver.codes else 200
-                    receiver.got.append(found | {"code": code, "type": self.headers["Content-Type"]})
-                    receiver.news.notify()
-                self.send_response(code)
-                if code == 302:
-                    self.send_header("Location", "/elsewhere")
-                self.end_headers()
-
-            def do_GET(self) -> None:
-                raise AssertionError("a redirect was followed")
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/{SECRET}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def wait(self, count: int) -> list[dict[str, Any]]:
-        with self.news:
-            assert self.news.wait_for(lambda: len(self.got) >= count, SOON), self.got
-            return self.got
 
 
 @contextmanager
@@ -68,8 +27,7 @@ def receiving(*codes: int) -> Iterator[tuple[Receiver, Webhook, list[float]]]:
         yield receiver, webhook, pauses
     finally:
         webhook.close()
-        receiver.server.shutdown()
-        receiver.server.server_close()
+        receiver.close()
 
 
 def test_an_alert_is_one_post_of_json_with_a_line_for_chats() -> None:
