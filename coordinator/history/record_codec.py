@@ -7,7 +7,8 @@ The msgpack is an array of the fields of `_Body`. It names each node once, in on
 everything else speaks of nodes by their places in that column. What is said of each of some nodes is a pair: a
 bitmap of the places of those of whom it is said (empty: of all), and a column of numbers (`columns`), or the like.
 
-A round of 8 members takes less than 1 kB, each further member less than 60 bytes. Numbers come back as they were;
+A quiet round of 8 members takes less than 1 kB, each further member less than 60 bytes; what was said of one in
+which something went wrong takes some 300 bytes more. Numbers come back as they were;
 those of few digits (`atoll.comm.rounding`) take fewer bytes.
 """
 
@@ -32,7 +33,7 @@ from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failu
 
 FORMAT = 1
 PLAIN, PACKED = 0, 1
-PACK_FROM = 1500  # bytes; smaller ones hardly shrink
+PACK_FROM = 700  # bytes; smaller ones hardly shrink
 MAX_BYTES = 64 << 20  # of a record, unpacked
 MAX_NODES = 1 << 20
 MAX_SPANS = 1 << 22  # of samples, of all nodes

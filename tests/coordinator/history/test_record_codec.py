@@ -13,6 +13,7 @@ from long_runs import long_record
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.history.record_codec import (
     COUNTS,
     FIGURES,
@@ -71,11 +72,23 @@ def test_where_time_went_comes_back_to_the_tenth_or_thousandth_of_a_second_and_c
     assert len(encode(record)) - len(encode(replace(record, spent={}))) < 6.5 * 1000
 
 
-def test_a_record_takes_1_kb_at_8_members_and_less_than_60_bytes_for_each_more() -> None:
+def test_a_quiet_rounds_record_takes_1_kb_at_8_members_and_less_than_60_bytes_for_each_more() -> None:
     sizes = {members: len(encode(long_record(50_000, members))) for members in (8, 16, 64, 1000)}
     assert sizes[8] <= 1000, sizes
     for members in (16, 64, 1000):
         assert (sizes[members] - sizes[8]) / (members - 8) < 60, sizes
+
+
+def test_a_verdict_takes_some_300_bytes_of_a_record() -> None:
+    path = ("n1", "gpu-17", "n2", "vm-4711")
+    sentence = "the path from gpu-17 to vm-4711 carried 12.3 Mbit/s, it was 98.2 before: 8.4 s of the exchange"
+    facts = (("bytes", "13107200"), ("seconds on their way", "8.5"), ("rate before", "98.2 Mbit/s"))
+    beside = ("ada-1's trainer took 4.2 s longer than usual for its steps",)
+    verdict = Verdict(Kind.SLOW_LINK, *path, sentence, Confidence.AGREED, 8.4, 9.1, facts, beside)
+    for members in (8, 64, 1000):
+        quiet = long_record(50_000, members)
+        blamed = len(encode(replace(quiet, verdict=verdict)))
+        assert blamed - len(encode(quiet)) < 400 and (members > 8 or blamed < 1200), (members, blamed)
 
 
 @pytest.mark.hypothesis
