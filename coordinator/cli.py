@@ -81,6 +81,13 @@ def coordinator() -> None:
     "what was known of single members.",
 )
 @click.option(
+    "--records-age",
+    default="",
+    show_default="kept whole, however old",
+    metavar="AGE",
+    help="Age of commit records, such as 90d, beyond which likewise.",
+)
+@click.option(
     "--webhook",
     default="",
     envvar="ATOLL_WEBHOOK",
@@ -101,6 +108,7 @@ def start(
     advertise: str,
     archive: str,
     gigabytes: float,
+    records_age: str,
     webhook: str,
     method: str,
     log_level: str,
@@ -123,7 +131,8 @@ def start(
     from atoll.coordinator.tracking.wandb_settings import check_installed
 
     check_installed(config)
-    records = RecordOptions(1e9 * gigabytes, opened(archive) if archive else None)
+    age = duration("--records-age", records_age) if records_age else math.inf
+    records = RecordOptions(1e9 * gigabytes, age, opened(archive) if archive else None)
     webhook = checked_url(webhook) if webhook else ""
     asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise, records, webhook)))
 

@@ -198,7 +198,8 @@ async def _maintain(records: RunRecords, plane: ControlPlane) -> None:
     while True:
         await asyncio.sleep(MAINTENANCE_INTERVAL)
         accounts = plane.event_loop.state.credit.nodes.values()
-        await asyncio.to_thread(records.maintain, {account.node: account.owner for account in accounts})
+        owners = {account.node: account.owner for account in accounts}
+        await asyncio.to_thread(records.maintain, owners, plane.event_loop.clock())
 
 
 def _same_run(journal: Journal, config: RunConfig) -> None:

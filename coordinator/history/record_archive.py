@@ -2,10 +2,9 @@
 
     journal's rows --add--> segments on the disk --copy--> the operator's store, where one is given
                                    |
-                                   +--shrink--> no more bytes than are to be kept: the oldest go, once they are in
-                                   the
-                                                store; where there is none, what was known of single members is
-                                                dropped
+                                   +--shrink--> no more bytes than are to be kept, and none older: the oldest
+                                                go, once they are in the store; where there is none, what was
+                                                known of single members is dropped
 
 A segment is of 128 rounds and is written once. Calls block: they are made in threads. One thread writes; others
 may read meanwhile.
@@ -31,7 +30,8 @@ from atoll.coordinator.history.series import F64, SERIES, Row, unpack_series
 from atoll.coordinator.state_machine.events import CommitRecord, Note
 
 HEAD_BYTES = 16 << 10  # that are read of a segment at first: most headers are within
-# Fields of a record about single members that are dropped where room is short; who contributed how much stays.
+# Fields of a record about single members that are dropped where room is short. Who was there and contributed how
+# much stays, and what was decided, failed, or was to blame.
 NOTHING_OF_MEMBERS: dict[str, Any] = {
     name: {}
     for name in (
@@ -47,6 +47,7 @@ NOTHING_OF_MEMBERS: dict[str, Any] = {
             "losses",
             "figures",
             "exchange",
+            "spent",
         ),
         *("lacking", "names"),
     )
@@ -151,12 +152,13 @@ class RecordArchive:
         """What was noted before a time (seconds since 1970), the newest first, with its times; a segment is read
         when its notes are asked for. Raises `ResourceError`."""
         spans = self.spans()
-        newest = bisect_left(spans, before, key=self._committed_at) if before < inf else len(spans)
+        newest = bisect_left(spans, before, key=self.committed_at) if before < inf else len(spans)
         for span in reversed(spans[: newest + 1]):
             yield from (found for found in reversed(self.read(span).notes) if found[0] < before)
 
-    def _committed_at(self, span: Span) -> float:
-        """The time of the segment's last commit; its notes are older. Raises `ResourceError`."""
+    def committed_at(self, span: Span) -> float:
+        """The time of the segment's last commit, seconds since 1970; its notes are older. Raises
+        `ResourceError`."""
         [rows] = self._blocks([span])
         return float(rows[-1, SERIES.index("committed_at")])
 
@@ -207,15 +209,17 @@ def copy_missing(local: RecordStore, remote: RecordStore) -> int:
     return copied
 
 
-def shrink(local: RecordStore, keep: int, remote: RecordStore | None = None) -> None:
-    """Have the local segments take no more than `keep` bytes. The oldest go first: they are removed if `remote`
-    has them; without a `remote` they are written anew without what was known of single members, and nothing is
-    lost of the run's curves. Raises `ResourceError`."""
+def shrink(local: RecordStore, keep: int, remote: RecordStore | None = None, before: float = -inf) -> None:
+    """Have the local segments take no more than `keep` bytes, and have none whose last commit is from before a
+    time, seconds since 1970. The oldest go first: they are removed if `remote` has them; without a `remote` they
+    are written anew without what was known of single members, and nothing is lost of the run's curves. Raises
+    `ResourceError`."""
     sizes = {name: local.size(name) for name in local.names()}
-    excess = sum(sizes.values()) - keep
-    there = set(remote.names()) if remote is not None and excess > 0 else set()
+    excess, old = sum(sizes.values()) - keep, before > -inf
+    there = set(remote.names()) if remote is not None and (excess > 0 or old) else set()
     for name, size in sizes.items():
-        if excess <= 0:
+        old = old and _is_older(local, name, before)
+        if excess <= 0 and not old:
             return
         if name in there:
             local.remove(name)
@@ -223,6 +227,15 @@ def shrink(local: RecordStore, keep: int, remote: RecordStore | None = None) -> 
         elif remote is None and (smaller := _without_members(local.read(name))) is not None:
             local.write(name, smaller)
             excess -= size - len(smaller)
+
+
+def _is_older(store: RecordStore, name: str, before: float) -> bool:
+    """Whether the segment's last commit is from before a time; so also where nobody can tell."""
+    span = segment.rounds_of(name)
+    try:
+        return span is None or RecordArchive(store).committed_at(span) < before
+    except ResourceError:
+        return True
 
 
 def _without_members(data: bytes) -> bytes | None:

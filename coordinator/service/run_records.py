@@ -38,6 +38,7 @@ class RecordOptions:
     """What the operator wants of old records."""
 
     room: float = DEFAULT_ROOM  # bytes of segments in the state directory, at most
+    age: float = inf  # seconds since the last commit of a segment there, at most
     store: RecordStore | None = None  # where they are copied to
 
 
@@ -118,16 +119,16 @@ class RunRecords:
             if self._series is not None:
                 self._series.extend([series_row(record)])
 
-    def maintain(self, owners: Mapping[NodeId, str] = MappingProxyType({})) -> None:
-        """Do what is due; `owners` of the nodes are kept beside their records. What a store or a disk does not
-        take is tried again the next time, and said in the log."""
+    def maintain(self, owners: Mapping[NodeId, str] = MappingProxyType({}), now: float = 0.0) -> None:
+        """Do what is due at `now`, seconds since 1970; `owners` of the nodes are kept beside their records. What
+        a store or a disk does not take is tried again the next time, and said in the log."""
         try:
             while self._move_block():
                 pass
             self.archive.enter_owners(owners)
             if self._options.store is not None:
                 copy_missing(self._local, self._options.store)
-            shrink(self._local, int(self._options.room), self._options.store)
+            shrink(self._local, int(self._options.room), self._options.store, now - self._options.age)
         except AtollError as error:
             log.warning(f"records are not archived now, it is tried again: {error}")
 

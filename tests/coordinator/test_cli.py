@@ -270,6 +270,8 @@ def test_start_takes_a_webhook_of_the_environment_and_refuses_what_is_none_witho
     for words, environment in ((["--webhook", "s3cret"], {}), ([], {"ATOLL_WEBHOOK": "s3cret"})):
         error = CliRunner().invoke(cli.coordinator, [*arguments, *words], env=environment).exception
         assert isinstance(error, ConfigError) and "--webhook" in str(error) and "s3cret" not in str(error)
+    error = CliRunner().invoke(cli.coordinator, [*arguments, "--records-age", "ninety"]).exception
+    assert isinstance(error, ConfigError) and "--records-age is 'ninety'" in str(error)
     assert not (tmp_path / "journal.sqlite").exists()
 
 

@@ -11,8 +11,9 @@ from long_runs import long_record
 
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.history import record_codec, segment
-from atoll.coordinator.history.record_archive import RecordArchive, copy_missing, shrink
+from atoll.coordinator.history.record_archive import NOTHING_OF_MEMBERS, RecordArchive, copy_missing, shrink
 from atoll.coordinator.history.record_codec import BadRecord
 from atoll.coordinator.history.record_store import LocalStore, RecordStore, RemoteStore, opened
 from atoll.coordinator.history.series import series_row
@@ -109,6 +110,27 @@ def test_the_oldest_go_once_they_are_in_the_store(tmp_path: Path) -> None:
     shrink(here, 0, there)
     assert RecordArchive(here).spans() == [(N + 1, 2 * N), (2 * N + 1, 3 * N)]
     assert list(RecordArchive(here, there).records()) == records(1, 3 * N)
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_no_segment_is_older_than_is_to_be_kept(tmp_path: Path, archived: bool) -> None:
+    here, there = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b") if archived else None
+    for block in range(3):
+        add(RecordArchive(here), records(block * N + 1, (block + 1) * N))
+    whole, size = list(RecordArchive(here).records()), sum(map(here.size, here.names()))
+    if there is not None:
+        copy_missing(here, there)
+    shrink(here, size, there, whole[0].committed_at)
+    assert list(RecordArchive(here).records()) == whole, "their last commits are younger"
+    for _ in range(2):
+        shrink(here, size, there, whole[2 * N].committed_at)
+        found = list(RecordArchive(here).records())
+        assert found[-N:] == whole[-N:], "what is younger stays as it is"
+        assert found[:-N] == ([] if archived else [replace(r, **NOTHING_OF_MEMBERS) for r in whole[:-N]])
+    if there is not None:
+        assert list(RecordArchive(here, there).records()) == whole
+    else:
+        assert found[0].contributors and found[0].members and not found[0].spent and not found[0].names
 
 
 def test_a_spoiled_segment_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ def test_a_store_gets_what_is_old_and_one_that_fails_is_tried_again(
     assert list(records.iter_rounds()) == ALL
 
 
+def test_of_records_beyond_an_age_what_is_known_of_single_members_is_dropped(
+    journal: Journal, tmp_path: Path
+) -> None:
+    records = RunRecords(journal, tmp_path, "reef", RecordOptions(age=1000.0))
+    records.maintain(now=ALL[ROUNDS].committed_at + 1000.0)
+    found = list(records.iter_rounds())
+    assert [bool(r.spent) for r in found] == [False] * ROUNDS + [True] * (len(ALL) - ROUNDS)
+    assert found[ROUNDS:] == ALL[ROUNDS:] and found[0].contributors == ALL[0].contributors
+
+
 def test_a_store_whose_facts_are_spoiled_is_tried_again_too(
     journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
