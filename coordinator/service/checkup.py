@@ -156,6 +156,7 @@ class CheckupService:
             penalty_passes=isinstance(no, RefusedForNow),
             private=self._private,
             gateways=self._gateways.told,
+            joined=node is not None,
         )
 
     async def DialBack(self, request: cp.DialBackRequest, context: Context) -> cp.DialBackReply:

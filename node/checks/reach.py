@@ -20,6 +20,7 @@ from atoll.comm.extras import lacking
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import checkup_pb2 as cp
+from atoll.comm.terminal import plural
 from atoll.comm.transport.certificates import load_or_make
 from atoll.node.checks.check import Check, failed
 from atoll.node.config import NodeConfig
@@ -59,7 +60,10 @@ def invite_check(sight: RunSight) -> Check:
         remedy = "try again later" if sight.penalty_passes else "ask the operator"
         kind = RefusedForNow if sight.penalty_passes else Refused
         return Check("invite", False, sight.penalty, remedy, kind.exit_code)
-    return Check("invite", True, f"good for run {sight.run.name}, in which {sight.members} members take part now")
+    run = f"run {sight.run.name}, with {sight.members} {plural('member', sight.members)} now"
+    if sight.joined:
+        return Check("invite", True, f"not needed any more, used up or not: this node has joined {run}")
+    return Check("invite", True, f"good for {run}")
 
 
 def clock_check(sight: RunSight) -> Check:

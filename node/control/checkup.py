@@ -53,6 +53,7 @@ class RunSight:
     clock_ahead: float  # seconds that this machine's clock is ahead of the coordinator's, by that call
     gateways: tuple[str, ...] = ()  # multiaddrs by which members are reached who cannot be dialled
     penalty_passes: bool = False  # it would be let in later
+    joined: bool = False  # this node has, before: it needs no invite
 
 
 class CheckupClient:
@@ -82,8 +83,9 @@ class CheckupClient:
             if seconds < best:
                 best, ahead = seconds, begun_at + seconds / 2 - reply.time
         run = from_json(reply.config)
-        ways, passes = tuple(reply.gateways), reply.penalty_passes
-        return RunSight(run, reply.members, reply.host, reply.penalty, reply.private, best, ahead, ways, passes)
+        ways, passes, joined = tuple(reply.gateways), reply.penalty_passes, reply.joined
+        told = reply.members, reply.host, reply.penalty, reply.private
+        return RunSight(run, *told, best, ahead, ways, passes, joined)
 
     async def dial_back(self, address: str, pin: Pin) -> cp.DialBackReply:
         """Have the coordinator dial this machine's data plane at `address`, host:port, of which the host may be

@@ -214,7 +214,7 @@ def test_an_invite_that_is_used_up_is_said_and_who_came_with_it_may_ask(tmp_path
         invite = Invite(c.address, "reef", c.token)
         save_session(tmp_path / "node" / "session", invite, ada.session, "ada")
         found, _ = await looked(c, tmp_path)
-        assert found["invite"].ok
+        assert found["invite"].ok and "this node has joined run reef" in found["invite"].found
 
     beside(tmp_path, story, encrypted=False)
 
