@@ -8,10 +8,11 @@ at the offset that the client names, so one that is sent twice is there once, as
 import gzip
 import json
 import re
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,6 +24,8 @@ HISTORY, EVENTS, SUMMARY, OUTPUT = (
     *("wandb-history.jsonl", "wandb-events.jsonl"),
     *("wandb-summary.json", "output.log"),
 )
+# Connections to a backlog at most; one that takes so long, with a second try of the kernel's, finds it full.
+MAX_FILLERS, FILLED_SECONDS = 64, 1.5
 Row = dict[str, Any]
 
 
@@ -78,6 +81,7 @@ class WandbServer:
     runs: dict[str, ServedRun] = field(default_factory=dict)
     views: dict[str, dict[str, Any]] = field(default_factory=dict)  # saved workspaces, by their ids
     answering: threading.Event = field(default_factory=threading.Event)  # clear: nobody is answered
+    accepting: threading.Event = field(default_factory=threading.Event)  # clear: no connection is accepted
     asked: threading.Event = field(default_factory=threading.Event)  # a request came while nobody was answered
     changed: threading.Condition = field(default_factory=threading.Condition)
     operations: list[str] = field(default_factory=list)
@@ -87,6 +91,35 @@ class WandbServer:
         """The only run."""
         (run,) = self.runs.values()
         return run
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Answer nobody while the context lasts; connections are accepted."""
+        self.answering.clear()
+        try:
+            yield
+        finally:
+            self.answering.set()
+
+    @contextmanager
+    def swallowing(self) -> Iterator[None]:
+        """Be as a black hole while the context lasts: nobody is answered, and the packets that would begin a
+        connection are dropped, which is what Linux does with those that come to a full backlog."""
+        place = urlsplit(self.url)
+        with ExitStack() as stack:
+            stack.enter_context(self.hanging())
+            stack.callback(self.accepting.set)
+            self.accepting.clear()
+            for _ in range(MAX_FILLERS):
+                filler = stack.enter_context(socket.socket())
+                filler.settimeout(FILLED_SECONDS)
+                try:
+                    filler.connect((place.hostname, place.port))
+                except TimeoutError:
+                    break
+            else:
+                raise AssertionError(f"{MAX_FILLERS} connections, and one more is taken")
+            yield
 
     def environment(self) -> dict[str, str]:
         """Environment variables with which wandb's client comes here."""
@@ -105,7 +138,9 @@ def serving() -> Iterator[WandbServer]:
     """A server while the context lasts."""
     served = WandbServer()
     served.answering.set()
+    served.accepting.set()
     server = _Listener(("127.0.0.1", 0), type("Handler", (_Handler,), {"served": served}))
+    server.served = served
     served.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -113,6 +148,7 @@ def serving() -> Iterator[WandbServer]:
         yield served
     finally:
         served.answering.set()
+        served.accepting.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -120,6 +156,11 @@ def serving() -> Iterator[WandbServer]:
 
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
+    served: WandbServer
+
+    def service_actions(self) -> None:
+        """Between two connections: wait here while none is accepted."""
+        self.served.accepting.wait()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that was killed, or gave up, is no fault."""

@@ -1,12 +1,15 @@
 """A run of real processes with wandb online, at a server of ours: however its coordinator stops and starts, and
 whether the server answers or not, there is one wandb run with every round once, and no round is slower.
 
-ATOLL_AWAY=60 has the server away for so many seconds; with `-s` the rounds' times are shown.
+A server that is away accepts connections and answers nothing, or swallows the packets that would begin one (a full
+backlog, on Linux; nothing here needs root). ATOLL_AWAY=60 has it away for so many seconds, between as many before
+and as many after; with `-s` the rounds' times are shown.
 """
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,6 +21,10 @@ from wandb_server import WandbServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 AWAY = float(os.environ.get("ATOLL_AWAY", "10"))  # seconds
+# What else the machine does changes a round's time, too: so many times as long it may take. One that waited for
+# the server would take as long as that is away, and be told from a hiccup by LEAST_STALL (seconds).
+MEDIAN_SLACK, LONGEST_SLACK, LEAST_STALL = 1.5, 3.0, 3.0
+Away = Callable[[WandbServer], AbstractContextManager[None]]
 
 
 @pytest.fixture
@@ -67,7 +74,8 @@ def test_three_restarts_of_the_coordinator_one_by_sigkill_are_one_run_with_every
     assert lines == len(rows)
 
 
-def test_a_server_that_does_not_answer_makes_no_round_slower(server: WandbServer, run: Run) -> None:
+@pytest.mark.parametrize("away", [WandbServer.hanging, WandbServer.swallowing])
+def test_a_server_that_is_away_makes_no_round_slower(server: WandbServer, run: Run, away: Away) -> None:
     run.start("wandb.mode=online")
     url = run.invite(2)
     for name in ("one", "two"):
@@ -75,21 +83,23 @@ def test_a_server_that_does_not_answer_makes_no_round_slower(server: WandbServer
     until("rounds in wandb", lambda: sent(server) >= 5)
     began_at = time.time()
     time.sleep(AWAY)
-    server.answering.clear()
-    gone_at = time.time()
-    time.sleep(AWAY)
-    back_at = time.time()
-    server.answering.set()
+    with away(server):
+        gone_at = time.time()
+        time.sleep(AWAY)
+        arrived = sent(server)
+        back_at = time.time()
     time.sleep(AWAY)
     records = run.rounds()
-    until("all rounds in wandb", lambda: sent(server) >= len(records))
+    until("all rounds in wandb", lambda: sent(server) >= len(records), seconds=120 + 2 * AWAY)
     moments = [record["committed_at"] for record in records if record["committed_at"] > began_at]
-    away, there = list[float](), list[float]()
+    without, there = list[float](), list[float]()
     for a, b in pairwise(moments):
-        (away if gone_at < a and b < back_at else there).append(b - a)
-    print(
-        f"{len(there)} rounds while the server answered: median {median(there):.3f} s, longest {max(there):.3f} s"
-    )
-    print(f"{len(away)} rounds while it did not: median {median(away):.3f} s, longest {max(away):.3f} s")
-    assert len(away) > len(there) / 4, "rounds went on"
+        (without if b > gone_at and a < back_at else there).append(b - a)
+    print(f"\nThe server is {away.__name__} for {AWAY:g} s; load average {os.getloadavg()[0]:.1f}")
+    for what, of in (("with the server", there), ("without it", without)):
+        print(f"  {len(of)} rounds {what}: median {median(of):.3f} s, longest {max(of):.3f} s")
+    assert arrived < sum(record["committed_at"] < back_at for record in records), "rounds that had to wait"
+    assert len(without) > 5, "rounds went on"
+    assert median(without) < MEDIAN_SLACK * median(there)
+    assert max(without) < max(LONGEST_SLACK * max(there), LEAST_STALL)
     assert server.run.rounds[: len(records)] == [record["round"] for record in records]
