@@ -337,7 +337,13 @@ def test_a_run_of_five_hundred_members_is_shown_in_part_and_whole_when_asked(
         rows = page.locator("#members tr")
         assert rows.count() == 50 and rows.first.locator("a").inner_text() == GUS
         page.get_by_role("button", name="Show all 499").click()
-        assert rows.count() == 499
+        reader.wait("document.querySelectorAll('#members tr').length === 499")
+        names = page.locator("#members td:first-child a").all_inner_texts()
+        assert len(set(names)) == 499 and names[0] == GUS
+        page.get_by_role("button", name="Node").click()
+        by_name = "[...document.querySelectorAll('#members td:first-child a')].map(a => a.textContent)"
+        reader.wait(f"{by_name}.every((name, i, all) => !i || all[i - 1].toLowerCase() <= name.toLowerCase())")
+        assert sorted(page.evaluate(by_name)) == sorted(names)
         page.get_by_label("Find").fill("gus-11")
         reader.wait("document.querySelectorAll('#members tr').length === 1")
         page.goto(f"{url}#/round/12")

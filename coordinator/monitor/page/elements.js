@@ -42,9 +42,24 @@ function cell(td, value, note = "", kind = "") {
   return td;
 }
 
+// A table's rows: so many at once, and as many more in each of the next frames, so that none takes long.
+const ROWS_AT_ONCE = 60;
+const drawings = new WeakMap(); // of a table's body: its latest drawing, which ends those before
 function table(body, items, columns, fill) {
-  const rows = children(body, items.length, () => element("tr", {}, ...columns.map(kind => element("td", { class: kind }))));
-  items.forEach((item, i) => fill(item, rows[i].cells, rows[i]));
+  const mine = {};
+  drawings.set(body, mine);
+  while (body.children.length > items.length) body.lastElementChild.remove();
+  let row = body.firstElementChild, i = 0;
+  const draw = () => {
+    if (drawings.get(body) !== mine) return;
+    for (const end = Math.min(i + ROWS_AT_ONCE, items.length); i < end; i++) {
+      if (!row) body.append(row = element("tr", {}, ...columns.map(kind => element("td", { class: kind }))));
+      fill(items[i], row.cells, row);
+      row = row.nextElementSibling;
+    }
+    if (i < items.length) requestAnimationFrame(draw);
+  };
+  draw();
 }
 
 function fact(list, name, value) {

@@ -68,6 +68,8 @@ function showMembers(run) {
     (!only || (only === "trouble" ? inTrouble(m) : only === "here" ? isHere(m) : m.state === only)) &&
     words.every(word => `${m.name} ${m.node_id} ${m.state} ${m.role} ${m.owner || ""} ${m.version || ""} ${note(m)}`.toLowerCase().includes(word))));
   const shown = everybody ? found : found.slice(0, FEW);
+  const off = emptyColumns(shown);
+  hide(byId("members-head"), off);
   table(byId("members"), shown, COLUMNS.map(([, kind]) => kind), (m, cells, row) => {
     if (!cells[0].firstElementChild) cells[0].append(element("a"));
     const link = cells[0].firstElementChild, href = `#/node/${encodeURIComponent(m.node_id)}`;
@@ -76,8 +78,8 @@ function showMembers(run) {
     for (let i = 1; i < COLUMNS.length; i++) text(cells[i], COLUMNS[i][2](m));
     const kind = `s-${m.state}`;
     if (cells[1].className !== kind) cells[1].className = kind;
+    hide(row, off);
   });
-  hideEmpty(shown);
   byId("members-none").hidden = found.length > 0;
   text(byId("members-none"), words.length || only ? "No such member." : "Nobody is here.");
   text(byId("members-head").children[7].firstElementChild, run.recorded ? "Of the round" : "Contributed");
@@ -88,10 +90,10 @@ function showMembers(run) {
 }
 
 // Columns that say nothing of anybody are not shown.
-function hideEmpty(shown) {
-  const off = COLUMNS.map(([, kind, words], i) => kind.includes("wide") && i !== sorting.column && shown.length > 0 && shown.every(m => !words(m)));
-  for (const row of [byId("members-head"), ...byId("members").children])
-    off.forEach((hidden, i) => { if (row.cells[i].classList.contains("off") !== hidden) row.cells[i].classList.toggle("off", hidden); });
+const emptyColumns = shown => COLUMNS.map(([, kind, words], i) => kind.includes("wide") && i !== sorting.column && shown.length > 0 && shown.every(m => !words(m)));
+
+function hide(row, off) {
+  off.forEach((hidden, i) => { if (row.cells[i].classList.contains("off") !== hidden) row.cells[i].classList.toggle("off", hidden); });
 }
 
 function showAttention(run) {
