@@ -76,7 +76,8 @@ class SeriesTable:
                 if self._rows[at, 0] != number:
                     continue
             elif at == len(self._rows):
-                self._rows = np.concatenate([self._rows, np.empty((max(len(self._rows), 256), len(SERIES)))])
+                more = max(len(self._rows) // 8, 256)  # of a long run the room that is left over is megabytes
+                self._rows = np.concatenate([self._rows, np.empty((more, len(SERIES)))])
             self._rows[at] = row
             self._count = max(self._count, at + 1)
 
@@ -112,12 +113,14 @@ def kept_points(x: F64, y: F64, points: int) -> NDArray[np.int64]:
         return known
     stretches = max(points // 4, 1)
     width = (x[-1] - x[0]) / stretches
-    at = (
-        np.minimum((x - x[0]) / width, stretches - 1).astype(np.int64) if width > 0 else np.zeros(len(x), np.int64)
-    )
-    starts = np.flatnonzero(np.diff(at, prepend=-1))
+    at = np.zeros(len(x))
+    if width > 0:
+        at = x - x[0]
+        at /= width
+        np.minimum(at, stretches - 1, out=at)
+    of_stretch = at.astype(np.int32)
+    starts = np.flatnonzero(np.diff(of_stretch, prepend=-1))
     ends = np.append(starts[1:], len(x)) - 1
-    of_stretch = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(x))))
     by_value = np.lexsort((y, of_stretch))
     kept: NDArray[np.int64] = known[np.unique(np.concatenate([starts, by_value[starts], by_value[ends], ends]))]
     return kept

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-MAX_CHANGES = 60  # that are kept for those who come back
+MAX_CHANGES = 30  # that are kept for those who come back; many are more bytes than the whole
 MAX_EVENTS = 40  # the latest, in each snapshot
 VOLATILE = ("last_heard_s",)  # of a member: what changes by the clock alone
 Snapshot = dict[str, Any]

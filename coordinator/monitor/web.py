@@ -45,12 +45,17 @@ from atoll.coordinator.monitor.snapshot_feed import SnapshotFeed
 # Seconds that an answer of /api/run is good for, or, where that is longer, so many times what it took to make.
 SNAPSHOT_TTL, SNAPSHOT_TTL_OF_COST = 0.2, 10.0
 STREAM_INTERVAL = 1.0  # seconds between two changes of a stream, at least
+# ... or, where that is longer, so many times what it takes to look at the run, which with hundreds of members is
+# long.
+STREAM_INTERVAL_OF_COST, MAX_STREAM_INTERVAL = 200.0, 3.0
 STREAM_SECONDS = 45.0  # of a stream; then the page comes again: the door ends a connection after 60
 QUIET_SECONDS = 15.0  # without a word on a stream, after which one says that it is still there
 RECONNECT_MS = 500  # after which a page comes again
 MAX_LISTENERS = 24  # of the stream at a time; the door has 64 places
 PACK_FROM = 1400  # bytes of an answer, from which on it is compressed for who takes that
 PACK_LEVEL = 4
+# Of a stream's compressor: a window of 8 kB and 72 kB of memory in all; changes become hardly shorter with more.
+PACK_WINDOW, PACK_MEMORY = 13, 6
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -62,6 +67,7 @@ class RunWeb:
         self._reading = asyncio.Semaphore()
         self._snapshot: tuple[float, Answer, bytes] | None = None  # until when it is good
         self._snapshotting = asyncio.Lock()
+        self._cost = 0.0  # seconds that the latest took to make
         self._feed = SnapshotFeed(secrets.token_hex(4))
         self._fed = asyncio.Event()  # replaced at each change
         self._feeding: asyncio.Task[None] | None = None
@@ -122,7 +128,8 @@ class RunWeb:
                     answer = await asyncio.to_thread(self._answers.current, said, at_work)
                     body = await asyncio.to_thread(msgspec.json.encode, answer)
                 made = loop.time()
-                good = max(SNAPSHOT_TTL, SNAPSHOT_TTL_OF_COST * (made - began))
+                self._cost = made - began
+                good = max(SNAPSHOT_TTL, SNAPSHOT_TTL_OF_COST * self._cost)
                 self._snapshot = made + min(good, STREAM_INTERVAL), answer, body
             return self._snapshot[1:]
 
@@ -140,7 +147,7 @@ class RunWeb:
 
     async def _events(self, seen: str, packed: bool) -> AsyncIterator[bytes]:
         """The stream's bytes. One compressor each: a change of the run is like the one before."""
-        pack = zlib.compressobj(PACK_LEVEL, wbits=31) if packed else None
+        pack = stream_packer() if packed else None
 
         def out(data: bytes) -> bytes:
             return pack.compress(data) + pack.flush(zlib.Z_SYNC_FLUSH) if pack is not None else data
@@ -170,13 +177,13 @@ class RunWeb:
             self._listeners -= 1
 
     async def _feed_on(self) -> None:
-        """Look at the run once in STREAM_INTERVAL, while anybody listens."""
+        """Look at the run now and then, while anybody listens."""
         while self._listeners:
             answer, _ = await self._current()
             if await asyncio.to_thread(self._feed.take, answer):
                 self._fed.set()
                 self._fed = asyncio.Event()
-            await asyncio.sleep(STREAM_INTERVAL)
+            await asyncio.sleep(stream_interval(self._cost))
 
     # Questions that are answered in the thread
 
@@ -194,6 +201,16 @@ class RunWeb:
             return await _json(request, said)
 
         return endpoint
+
+
+def stream_interval(cost: float) -> float:
+    """Seconds between two changes of a stream, where to look at the run takes so many seconds."""
+    return max(min(STREAM_INTERVAL_OF_COST * cost, MAX_STREAM_INTERVAL), STREAM_INTERVAL)
+
+
+def stream_packer() -> "zlib._Compress":
+    """The compressor of one stream."""
+    return zlib.compressobj(PACK_LEVEL, wbits=16 + PACK_WINDOW, memLevel=PACK_MEMORY)  # 16: as gzip
 
 
 async def calm(crowded: Callable[[], bool]) -> None:

@@ -230,6 +230,12 @@ def test_a_stream_tells_the_run_then_its_changes_and_ends_by_itself(
     asyncio.run(story())
 
 
+def test_a_run_that_is_long_to_look_at_is_looked_at_less_often() -> None:
+    assert web.stream_interval(0.0) == web.stream_interval(0.001) == web.STREAM_INTERVAL
+    assert web.stream_interval(0.01) == pytest.approx(2.0), "half a hundredth of a core"
+    assert web.stream_interval(1.0) == web.MAX_STREAM_INTERVAL
+
+
 def test_streams_are_few_and_end_with_the_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "MAX_LISTENERS", 2)
 
