@@ -7,8 +7,8 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long alone page chromium prometheus titan harness p2p wheel mutations chaos bench blame attacks \
-    quality check docs format proto reference clean
+.PHONY: install demo test test-long alone page chromium prometheus titan harness p2p wheel mutations chaos bench \
+    watching blame attacks quality check docs format proto reference clean
 
 install: .venv/installed
 
@@ -131,6 +131,14 @@ chaos: .venv/installed-dev
 bench: .venv/installed-dev
 	PYTHONPATH=tests/tools $(BIN)/python -m bench
 	PYTHONPATH=tests/tools $(BIN)/python -m bench.overlap --out docs
+
+# What watching a run costs: the tables of docs/watching.md and docs/monitoring.md, and the history's in docs/operator.md.
+# Half an hour, on a machine that does nothing else.
+watching: .venv/installed-dev chromium
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m bench.page
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m bench.page --rounds 60 --members 500
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m bench.observation
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m bench.history
 
 # The table of docs/blame.md: half an hour, on a machine that does nothing else. Needs root.
 blame: .venv/installed-dev
