@@ -1,11 +1,13 @@
 """The volunteer's choices for their own machine; nothing here comes from or goes to the network."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from urllib.parse import unquote
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.cores import core_share
-from atoll.comm.errors import ConfigError
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import split_host_port
 from atoll.comm.log import LogSetup
 
@@ -83,6 +85,27 @@ class NodeConfig:
     gpu_duty: float = 1.0  # share of the time that the trainer computes, GPU or not: it rests between inner steps
     memory: float = 0.0  # GB that the processes of this node may take together, beside GPUs' memory; 0: no limit
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
+
+    def demand_store(self, key: str, url: str) -> None:
+        """Raise `ResourceError` where a run's `key` names a store that `stores` does not allow. A path, or a file,
+        is for `files` to allow."""
+        if self.stores and "://" in url and not _is_within(url, self.stores):
+            raise ResourceError(
+                f"the run's {key} is {url.partition('?')[0]!r}, and this node's owner allows "
+                f"stores={','.join(self.stores)}: add it to these, or take part in another run"
+            )
+
+
+def _is_within(url: str, stores: Sequence[str]) -> bool:
+    """Whether a URL is one of the stores, or of something in one of them, whatever reads it: what readers may take
+    for something else is in none."""
+    path = url.partition("?")[0].replace("\\", "/")
+    if path in stores:
+        return True
+    odd = not url.isascii() or not url.isprintable() or any(sign in url for sign in " #")
+    if odd or "::" in url or "@refs/" in url or ".." in unquote(path).split("/"):
+        return False
+    return any(path == store.rstrip("/") or path.startswith(store.rstrip("/") + "/") for store in stores)
 
 
 @dataclass

@@ -5,11 +5,10 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote
 
 import psutil
 
-from atoll.comm.config.run import DataKind, OptimizerName, RunConfig
+from atoll.comm.config.run import OptimizerName, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import split_host_port
 from atoll.node.config import Device, NodeConfig
@@ -110,6 +109,10 @@ def beginning_out_of_reach(run: RunConfig, node: NodeConfig) -> str:
     place = run.init_from
     scheme, separator, rest = place.partition("://")
     if not place or (separator and scheme not in ("file", "local")):
+        try:
+            node.demand_store("init_from", place)
+        except ResourceError as error:
+            return f"{error}; it cannot be the run's first"
         return ""
     if not node.files:
         return (
@@ -123,26 +126,12 @@ def beginning_out_of_reach(run: RunConfig, node: NodeConfig) -> str:
 
 
 def check_stores(run: RunConfig, node: NodeConfig) -> None:
-    """Raise `ResourceError` where the run names a store that the node's owner does not allow."""
-    if not node.stores:
-        return
-    named = {"checkpoint.remote": run.checkpoint.remote, "init_from": run.init_from, "hf.base": run.hf.base}
-    if not node.data and run.data.kind is DataKind.DATASET:
-        named |= {f"data set {number}": part.url for number, part in enumerate(run.data.sets, 1)}
-    for key, url in named.items():
-        if "://" in url and not is_within(url, node.stores):
-            raise ResourceError(
-                f"the run's {key} is {url.partition('?')[0]}, and this node's owner allows "
-                f"stores={','.join(node.stores)}: add it to these, or take part in another run"
-            )
-
-
-def is_within(url: str, stores: Sequence[str]) -> bool:
-    """Whether a URL is one of the stores, or of something in one of them, whatever server reads it."""
-    path = url.partition("?")[0].replace("\\", "/")
-    if "::" in url or ".." in unquote(path).split("/"):
-        return False
-    return any(path == store or path.startswith(store.rstrip("/") + "/") for store in stores)
+    """Raise `ResourceError` where the run keeps checkpoints in a store that the node's owner does not allow, or
+    has its frozen weights in one, and this node would use it. `check_source` looks at data sets."""
+    if node.durable:
+        node.demand_store("checkpoint.remote", run.checkpoint.remote)
+    if not node.base:
+        node.demand_store("hf.base", run.hf.base)
 
 
 def check_network(node: NodeConfig) -> None:

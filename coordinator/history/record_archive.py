@@ -209,23 +209,26 @@ def copy_missing(local: RecordStore, remote: RecordStore) -> int:
     return copied
 
 
-def shrink(local: RecordStore, keep: int, remote: RecordStore | None = None, before: float = -inf) -> None:
+def shrink(
+    local: RecordStore, keep: int, remote: RecordStore | None = None, before: float = -inf, most: float = inf
+) -> None:
     """Have the local segments take no more than `keep` bytes, and have none whose last commit is from before a
     time, seconds since 1970. The oldest go first: they are removed if `remote` has them; without a `remote` they
-    are written anew without what was known of single members, and nothing is lost of the run's curves. Raises
-    `ResourceError`."""
+    are written anew without what was known of single members, `most` of them at once, and nothing is lost of the
+    run's curves. Raises `ResourceError`."""
     sizes = {name: local.size(name) for name in local.names()}
     excess, old = sum(sizes.values()) - keep, before > -inf
     there = set(remote.names()) if remote is not None and (excess > 0 or old) else set()
     for name, size in sizes.items():
         old = old and _is_older(local, name, before)
-        if excess <= 0 and not old:
+        if (excess <= 0 and not old) or most <= 0:
             return
         if name in there:
             local.remove(name)
             excess -= size
         elif remote is None and (smaller := _without_members(local.read(name))) is not None:
             local.write(name, smaller)
+            most -= 1
             excess -= size - len(smaller)
 
 

@@ -61,7 +61,9 @@ def blame_of(records: Records, run: str, what: str, most: int | None = None) -> 
             record = next(found, None)
     if record is not None and record.round != number:
         record = None
-    judged = verdicts(record, reversed(list(islice(records.iter_notes(), MAX_NOTES))), what)
+    told = record is not None and record.verdict is not None  # then no note has more
+    notes = [] if told else list(islice(records.iter_notes(), MAX_NOTES))
+    judged = verdicts(record, reversed(notes), what)
     decided = about(records.decisions(), what)
     most = max(len(judged), len(decided), 1) if most is None else most
     left_out = len(judged[:-most]) + len(decided[:-most])
@@ -71,7 +73,7 @@ def blame_of(records: Records, run: str, what: str, most: int | None = None) -> 
 
 def round_number(what: str) -> int:
     """The round that `atoll blame` is asked about; 0: it is asked about something else."""
-    return int(what) if what.isdigit() and len(what) < MIN_KEY_PREFIX else 0
+    return int(what) if what.isascii() and what.isdigit() and len(what) < MIN_KEY_PREFIX else 0
 
 
 def verdicts(record: CommitRecord | None, notes: Iterable[tuple[float, Note]], what: str) -> list[RoundVerdict]:

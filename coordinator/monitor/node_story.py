@@ -8,6 +8,7 @@ from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.segment import ROUNDS
 
 MAX_SEGMENTS = 64  # that are read for one answer
+MAX_ADDED_UP = MAX_SEGMENTS * ROUNDS  # rounds over which a node's time is added up
 MAX_POINTS = 400
 MAX_ACCOUNTED = 1_000_000  # nodes in the records, all together, over which one node's time is added up
 MAX_NAMED = 3  # members that a change of membership names
@@ -29,8 +30,9 @@ def rounds_to_read(first: int, last: int, points: int) -> Sequence[int]:
 
 
 def rounds_to_add_up(last: int, members: int) -> Sequence[int]:
-    """The rounds up to `last` over which a node's time is added up: as many as is quick with so many members."""
-    count = min(max(MAX_ACCOUNTED // max(members, 1), MAX_POINTS), MAX_SEGMENTS * ROUNDS)
+    """The rounds up to `last` over which a node's time is added up: as many as is quick with so many members at
+    most."""
+    count = min(max(MAX_ACCOUNTED // max(members, 1), MAX_POINTS), MAX_ADDED_UP)
     return range(max(last - count + 1, 1), last + 1)
 
 

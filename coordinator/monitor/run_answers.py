@@ -30,6 +30,7 @@ from atoll.coordinator.monitor.figures import GONE_MEMORY
 from atoll.coordinator.monitor.links import links
 from atoll.coordinator.monitor.members import is_here, mark_slow
 from atoll.coordinator.monitor.node_story import (
+    MAX_ADDED_UP,
     MAX_POINTS,
     NodeSeries,
     last_there,
@@ -397,7 +398,7 @@ class RunAnswers:
         """Where the node's time went in the latest rounds, or up to the last in which it was `seen` where none of
         them knows; None: no record does."""
         series = self._records.series()
-        most = int(series.column("members")[-1]) if len(series) else 0
+        most = int(series.column("members")[-MAX_ADDED_UP:].max()) if len(series) else 0
         for end in dict.fromkeys((series.last, seen or 0)):
             rounds = rounds_to_add_up(end, most)
             rounds = rounds[-MAX_POINTS:] if self._source.live else rounds

@@ -225,6 +225,9 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._ack(request.session)
         self._prove(member.node, context)
+        if self._event_loop.trouble:  # nothing of it is counted, as it is to be said again
+            await asyncio.sleep(REFUSAL_PAUSE)
+            await self._abort(context, Code.UNAVAILABLE, self._event_loop.trouble)
         if not self._reports.take(member.node, self._clock()):
             await self._flooded(member, context, f"reports from {member.node}", REPORT_LIMIT)
         if request.fence.incarnation > self._event_loop.state.incarnation:
@@ -294,17 +297,22 @@ class CoordinatorService:
         if (before := self._holder(request.session)) is None:
             await self._limit(self._entrances, f"the key {key.hex()[:16]}", context, "joins")
             invite, owner = await self._check_token(request.token, request.role, context)
-            if sentence := invite_refusal(self._event_loop.state, invite):
-                await self._deny(context, RefusedForNow(sentence))
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
             invite = before.invite
             owner = await self._check_role(invite, request.role, context)
         fresh = validation.secret(request.session) or secrets.token_hex(16)
+        state = self._event_loop.state
         try:
-            who = self._sessions.admission(request.session, key, self._event_loop.state.members, fresh)
+            who = self._sessions.admission(request.session, key, state.members, fresh)
         except Refused as error:
             await self._deny(context, error)
+        if who.life > 1:  # it uses up no invite, so that it has the one that it came with
+            known = state.members.here.get(who.node) or state.members.departed[who.node]
+            invite = known.invite
+            owner = await self._check_role(invite, request.role, context)
+        elif sentence := invite_refusal(state, invite):
+            await self._deny(context, RefusedForNow(sentence))
         if (no := barred(self._event_loop.state, who.node, key)) is not None:
             await self._deny(context, no)
         name = validation.name(request.name) or who.node

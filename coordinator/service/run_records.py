@@ -31,6 +31,7 @@ log = logging.getLogger("atoll.coordinator")
 FOLDER = "records"  # in the state directory
 ROWS_KEPT = MAX_PAST_COMMITS + ROUNDS  # records that stay rows: of these rounds some may yet be void
 DEFAULT_ROOM = 1.5e9  # bytes of segments that are kept
+MAX_REWRITTEN = 4  # segments at once, each of which takes a second with a thousand members
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class RunRecords:
             self.archive.enter_owners(owners)
             if self._options.store is not None:
                 copy_missing(self._local, self._options.store)
-            shrink(self._local, int(self._options.room), self._options.store, now - self._options.age)
+            keep, before = int(self._options.room), now - self._options.age
+            shrink(self._local, keep, self._options.store, before, MAX_REWRITTEN)
         except AtollError as error:
             log.warning(f"records are not archived now, it is tried again: {error}")
 

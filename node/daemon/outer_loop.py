@@ -244,6 +244,7 @@ class OuterLoop:
     async def load_initial(self, progress: Callable[[float], None]) -> None:
         """Make state 0 of what the run's config names; calls `progress` with the share that is done, 0 to 1."""
         outer, url, config = self.outer, self._run.init_from, self._config
+        config.demand_store("init_from", url)
         log.info(f"first member: the run begins with {url}")
         builtin = self._run.decoder and not (config.model or self._member.options.command)
         model = self._run.model if builtin else None

@@ -130,6 +130,7 @@ def check_data_sets(run: RunConfig, node: NodeConfig) -> None:
     own = _own_folders(run, node)
     for part in run.data.sets:
         if part.digest not in own:
+            node.demand_store("data set", part.url)
             check_store(part.url, node.files)
 
 
@@ -179,13 +180,14 @@ def _left_over(manifest: Manifest, seq_len: int) -> str:
 
 def _stores(run: RunConfig, node: NodeConfig, lan: bool) -> list[Store]:
     """Where this node has each data set from: its own folder, if it is there, or the run's URL."""
-    own = _own_folders(run, node)
-    return [
-        FolderStore(str(own[part.digest]), own[part.digest])
-        if part.digest in own
-        else open_store(part.url, node.files, lan)
-        for part in run.data.sets
-    ]
+    own, found = _own_folders(run, node), list[Store]()
+    for part in run.data.sets:
+        if part.digest in own:
+            found.append(FolderStore(str(own[part.digest]), own[part.digest]))
+        else:
+            node.demand_store("data set", part.url)
+            found.append(open_store(part.url, node.files, lan))
+    return found
 
 
 def _own_folders(run: RunConfig, node: NodeConfig) -> dict[str, Path]:

@@ -2,10 +2,12 @@
 
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from atoll.comm.config.hf import HfConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OverlapConfig
 from atoll.comm.config.run import (
@@ -19,9 +21,12 @@ from atoll.comm.config.run import (
     ReduceConfig,
     RunConfig,
 )
+from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import preflight
 from atoll.node.config import Device, NodeConfig, check
+from atoll.node.data.dataset import check_data_sets, open_data_sets
+from atoll.node.data.manifest import MANIFEST
 from atoll.node.devices import Gpu
 from atoll.node.preflight import (
     beginning_out_of_reach,
@@ -145,21 +150,48 @@ def test_a_beginning_in_files_is_said_at_the_join_where_it_cannot_be_read(tmp_pa
         ("s3://bucket/ours/%2e%2e/others", ("s3://bucket/ours",), False),
         ("s3://bucket/ours\\..\\others", ("s3://bucket/ours",), False),
         ("s3://bucket/ours::https://evil.example/", ("s3://bucket/ours",), False),
+        ("https://data.example.org/pub/.\t./private/x", ("https://data.example.org/pub/",), False),
+        ("https://data.example.org/pub/#/../x", ("https://data.example.org/pub/",), False),
+        ("hf://org/name@refs/pr/7", ("hf://org/",), False),
+        ("hf://org/name@refs/pr/7", ("hf://org/name@refs/pr/7",), True),
     ],
 )
 def test_a_run_uses_no_store_but_those_that_the_nodes_owner_allows(
     url: str, stores: tuple[str, ...], allowed: bool
 ) -> None:
     node = NodeConfig(stores=list(stores))
-    data = RunConfig(data=DataConfig(DataKind.DATASET, mixture=[DataSetConfig(url)]))
-    for run in (RunConfig(checkpoint=CheckpointConfig(remote=url)), RunConfig(init_from=url), data):
-        if allowed:
-            check_stores(run, node)
-            continue
+    data = RunConfig(data=DataConfig(DataKind.DATASET, mixture=[DataSetConfig(url, "0" * 32)]))
+    remote, hf = RunConfig(checkpoint=CheckpointConfig(remote=url)), RunConfig(hf=HfConfig(base=url))
+    beginning = beginning_out_of_reach(RunConfig(init_from=url), node)
+    checks = (
+        *(partial(check_stores, run, node) for run in (remote, hf)),
+        partial(check_data_sets, data, node),
+        partial(node.demand_store, "init_from", url),
+    )
+    if allowed:
+        assert beginning == ""
+        check_stores(remote, node)
+        return
+    assert "this node's owner allows stores=" in beginning and beginning.endswith("cannot be the run's first")
+    for check_ in checks:
         with pytest.raises(ResourceError, match="this node's owner allows stores="):
-            check_stores(run, node)
-    check_stores(data, replace(node, data="/data"))  # the owner's own copy
-    check_stores(RunConfig(init_from="/weights"), node)  # a file of this machine's, which is files= to say
+            check_()
+
+
+def test_stores_that_a_node_does_not_use_need_nobodys_leave(tmp_path: Path) -> None:
+    node, elsewhere = NodeConfig(stores=["s3://bucket/"]), "https://data.example.org/x"
+    check_stores(RunConfig(checkpoint=CheckpointConfig(remote=elsewhere)), replace(node, durable=False))
+    check_stores(RunConfig(hf=HfConfig(base=elsewhere)), replace(node, base=str(tmp_path)))
+    node.demand_store("init_from", "/weights")  # a file of this machine's, which is files= to allow
+    (tmp_path / MANIFEST).write_bytes(b"{}")
+    own = DataSetConfig(elsewhere, digest(b"{}").hex())
+    mine = replace(node, data=str(tmp_path))
+    check_data_sets(RunConfig(data=DataConfig(DataKind.DATASET, mixture=[own])), mine)
+    other = DataSetConfig(elsewhere, "0" * 32)
+    both = RunConfig(data=DataConfig(DataKind.DATASET, mixture=[own, other]))
+    for check_ in (partial(check_data_sets, both, mine), partial(open_data_sets, both, mine, tmp_path / "cache")):
+        with pytest.raises(ResourceError, match="allows stores="):
+            check_()
 
 
 def test_a_beginning_of_stores_is_a_urls() -> None:

@@ -279,8 +279,26 @@ def test_no_new_node_joins_with_an_invite_of_which_another_node_is_out(
             monkeypatch.setattr(rpc, "invite_refusal", lambda _, invite: "cy is out" if invite == shared else "")
             assert await refused(c.node().join(), Code.ABORTED) == "cy is out"
             await ada.join(ada.session)  # is back, not new
+            was = ada.node
+            await ada.join()  # nor is who has lost its session, and has its key
+            assert ada.node == was
             assert other and (await bo.heartbeat()).known
             await c.node().join(token=c.journal.issue_token("third", 1, math.inf))
+
+    asyncio.run(story())
+
+
+def test_who_comes_back_by_its_key_with_another_token_keeps_the_invite_that_it_used_up(tmp_path: Path) -> None:
+    """With that one it is revoked, should it be banned."""
+
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.join()
+            first = c.event_loop.state.members.here[ada.node].invite
+            await ada.join(token=c.journal.issue_token("other", 1, math.inf))
+            assert c.event_loop.state.members.here[ada.node].invite == first
+            assert [(invite.name, invite.left) for invite in c.journal.invites()] == [("test", 99), ("other", 1)]
 
     asyncio.run(story())
 

@@ -11,7 +11,7 @@ from control_nodes import CONFIG, Code, Coordinator, Node, coordinator, digest, 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.rate_limits import RateLimit
-from atoll.coordinator.service import report_limits, rpc
+from atoll.coordinator.service import event_loop, report_limits, rpc
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.note_quota import NOTE_LIMIT
@@ -108,6 +108,33 @@ def test_nobody_waits_for_whose_reports_are_too_many_and_that_is_entered_once_a_
             assert entered.count(ev.ReportsRefused(LIAR, 1)) == 1
             assert not conduct.owes_time(loop.state, NodeId("n2"))
             assert (await ada.heartbeat()).known and (await bo.heartbeat()).known
+
+    asyncio.run(story())
+
+
+def test_who_says_a_report_again_while_the_disk_is_full_floods_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "REFUSAL_PAUSE", 0.0)
+    monkeypatch.setattr(rpc, "REPORT_LIMIT", RateLimit(1e-3, 12))
+    monkeypatch.setattr(event_loop, "RETRY_INTERVAL", 0.02)
+
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, _ = await c.pair()
+            layout = pb.LayoutReported(numel=40, digest=digest("layout"))
+            [(pages,)] = c.journal._db.execute("pragma page_count")
+            c.journal._db.execute(f"pragma max_page_count = {pages}")
+            held = list[asyncio.Task[None]]()
+            while not c.event_loop.trouble:
+                held.append(asyncio.create_task(c.event_loop.submit(ev.Connected(ada.node, 1))))
+                await asyncio.sleep(0.01)
+            for _ in range(20):
+                await refused(ada.report(layout_reported=layout), Code.UNAVAILABLE)
+            c.journal._db.execute("pragma max_page_count = 1073741823")
+            await asyncio.gather(*held)
+            assert (await ada.report(layout_reported=layout)).known
+            assert not conduct.owes_time(c.event_loop.state, ada.node)
 
     asyncio.run(story())
 
