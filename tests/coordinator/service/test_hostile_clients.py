@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from honest_member import CONFIG, said_by, sum_of
+from honest_member import CONFIG, asked_of, key_of, receipt, said_by, sum_of
 
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
@@ -15,10 +15,11 @@ from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import Publish
 from atoll.coordinator.state_machine.leases import front
+from atoll.coordinator.state_machine.members import VERIFIER
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
-HOSTILE = NodeId("n4")
+HOSTILE, WATCHER = NodeId("n4"), NodeId("n5")  # the verifier
 ODD = [0, 1, 2, 3, 7, (1 << 32) - 1]
 LARGE = [*ODD, (1 << 53), (1 << 63), (1 << 64) - 1]
 
@@ -54,6 +55,17 @@ def hostile(rng: Random, state: State) -> pb.ReportRequest:
     )
     held.round_trips.add(node_id=rng.choice(["n1", "n99", "ghost"]), seconds=rng.choice([0.0, 1e-300, 3600.0]))
     lost = pb.PeerUnreachable(node_id=rng.choice(["n1", "n2", HOSTILE, "n99", "ghost", ""]), reason="it; hung\n")
+    if (asked := asked_of(state, HOSTILE)) and rng.random() < 0.5:
+        audit, now = asked[0], now._replace(attempt=asked[0].since)
+        fence, given = pb.Fence(**now._asdict()), receipt(state, asked[0])
+        found = pb.AuditReported(chunk=audit.chunk, digest=rng.choice([b"", audit.digest, *digests]))
+        found.receipts.extend(
+            rng.sample([given.pack(), given.pack()[:-1], b"", bytes(500)], rng.choice([0, 1, 2]))
+        )
+        found.silent.extend(rng.choice([[], [], [0], [3, 900]]))
+        found.shown = rng.choice([b"", b"", given.records[0].pack(), bytes(84)])
+        found.relay = rng.choice([0, 0, 1, 9, (1 << 32) - 1])
+        return pb.ReportRequest(fence=fence, audit_reported=found)
     return rng.choice(
         [
             pb.ReportRequest(
@@ -85,22 +97,27 @@ def hostile(rng: Random, state: State) -> pb.ReportRequest:
     )
 
 
+def enters(node: NodeId, life: int) -> ev.Joined:
+    role = VERIFIER if node == WATCHER else ""
+    return ev.Joined(node, life, f"node {node}", f"h{node}:1", f"s{node}", role=role, key=key_of(node).public)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_no_report_ends_the_coordinator_or_the_run(seed: int) -> None:
     rng, now, committed = Random(seed), 0.0, 0
-    state = step(State(CONFIG), ev.Started(1), now)[0]
-    for i in range(1, 5):
-        node = NodeId(f"n{i}")
-        for joined in (ev.Joined(node, 1, f"node {i}", f"h{i}:1", f"s{i}"), ev.Connected(node, 1)):
+    audited = set[int]()  # rounds
+    state = step(State(CONFIG), ev.Started(1, b"nonce"), now)[0]
+    for node in map(NodeId, ("n1", "n2", "n3", HOSTILE, WATCHER)):
+        for joined in (enters(node, 1), ev.Connected(node, 1)):
             state = step(state, joined, now)[0]
         state = step(state, ev.LayoutReported(node, 1, 40, sum_of("layout")), now)[0]
-    for _ in range(300):
+    for _ in range(600):
         now += rng.choice([0.0, 0.01, 0.3])
         node = rng.choice([*state.members.here, HOSTILE])
         event: ev.Event | None = ev.Tick()
         if node not in state.members.here:
             life = state.members.departed[node].life + 1
-            state = step(state, ev.Joined(node, life, "back", "h:1", f"s{node}"), now)[0]
+            state = step(state, enters(node, life), now)[0]
             event = ev.Connected(node, life)
         elif node != HOSTILE or rng.random() < 0.3:
             event = said_by(state, node)
@@ -111,7 +128,9 @@ def test_no_report_ends_the_coordinator_or_the_run(seed: int) -> None:
                 continue
         state, effects = step(state, event or ev.Tick(), now)
         committed += sum(isinstance(effect, Publish) and not effect.record.void for effect in effects)
+        audited.update([state.round.number] if state.round.audits else [])
         for member in state.members.here:
             view.view(state, member)
     assert decode(encode(state), CONFIG) == state
     assert committed >= 3, state.round.reason
+    assert audited
