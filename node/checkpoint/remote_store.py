@@ -217,14 +217,14 @@ class RemoteStore:
         if (size := self.fs.size(path)) > MAX_MANIFEST_SIZE:
             raise ValueError(f"{MANIFEST} of {size} bytes")
         data = self.fs.cat_file(path)
-        return _decoded(data)
+        return read_manifest(data)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self.path, *parts))
 
 
-def _decoded(data: bytes) -> CheckpointManifest:
-    """Raises `ValueError`, as `RemoteStore.manifest` does."""
+def read_manifest(data: bytes) -> CheckpointManifest:
+    """The manifest in these bytes. Raises `ValueError`, as `RemoteStore.manifest` does."""
     try:
         if (found := msgspec.json.decode(data, type=_ManifestFormat).format) != FORMAT:
             raise OtherFormat(found, FORMAT)

@@ -6,6 +6,7 @@ A wire's bytes, a file's, or a line's: `Decoder.read` takes them as they are, an
 """
 
 import atexit
+import math
 import shutil
 import struct
 import tempfile
@@ -13,11 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-from fuzz.edge import play, script
+from fuzz import handshakes
+from fuzz.edge import Edge, play, reports, script
 from google.protobuf.message import DecodeError
+from long_runs import long_record
 
 from atoll.comm import invite
 from atoll.comm.allreduce import control_frames
@@ -34,7 +38,8 @@ from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, Refused
-from atoll.comm.ids import Epoch, Incarnation, NodeId, PublicKey, Round
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, PublicKey, Round, is_pin
+from atoll.comm.invite import split_host_port
 from atoll.comm.peer_names import (
     host_and_port_of_multiaddr,
     host_of_peer,
@@ -44,24 +49,33 @@ from atoll.comm.peer_names import (
 )
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto.join_proof import prove_join
 from atoll.comm.proto.packed_plan import OtherRoster, pack_plan, unpack_plan
+from atoll.comm.receipts import MalformedReceipt, sign_input, sign_receipt, unpack_receipt, unpack_record
 from atoll.comm.roster import RosterMember
-from atoll.comm.signatures import PrivateKey, sign, verify
+from atoll.comm.signatures import PrivateKey, is_public_key, sign, verify
 from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header, parse_address
-from atoll.coordinator.service import journaled_machine
+from atoll.coordinator.history import record_codec, segment
+from atoll.coordinator.history.columns import BadColumn
+from atoll.coordinator.history.record_codec import BadRecord as BadCommitRecord
+from atoll.coordinator.history.series import SERIES, series_row, unpack_series
+from atoll.coordinator.service import journaled_machine, validation
+from atoll.coordinator.service import view as coordinator_view
 from atoll.coordinator.service.roster import Roster as CoordinatorRoster
 from atoll.coordinator.service.telemetry import Cut, Telemetry, Vitals
-from atoll.coordinator.state_machine.events import Heartbeat
+from atoll.coordinator.state_machine.events import Heartbeat, Note
 from atoll.coordinator.state_machine.state import State
 from atoll.node import trainer_channel
 from atoll.node.checkpoint import run_manifest, snapshots
+from atoll.node.checkpoint.remote_store import FORMAT, CheckpointManifest, WrittenFile, read_manifest
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.sealed_log import SealedLog
 from atoll.node.checkpoint.weights_file import Unusable, shard_names, tensors_of
 from atoll.node.control.reports import plan_of
 from atoll.node.control.roster import Roster
+from atoll.node.daemon.audits import offers
 from atoll.node.data.manifest import Manifest, Shard
 from atoll.node.data.tokenizer_files import TokenizerFiles
 from atoll.node.export.commit_records import read_file
@@ -167,6 +181,126 @@ def plan_examples() -> list[bytes]:
     for node, member in ROSTER.items():
         plan.members.add(node_id=node, address=member.address, weight=1.0, scale=1.0, norm=1.0)
     return [pack_plan(plan)]
+
+
+def view(data: bytes) -> None:
+    """What a node makes of a view before its machine sees it."""
+    found, known = pb.View.FromString(data), Roster()
+    known.read(found)
+    unpack_plan(found, known.members)
+    if found.HasField("plan"):
+        plan_of(found.plan).validate()
+    for order in found.audits:
+        places(order.inputs)
+    offers(found)
+
+
+def view_examples() -> list[bytes]:
+    """The views of a run in which chunks are audited, and a round is replayed."""
+    edge, roster = Edge(), CoordinatorRoster(ROSTER, 1, b"key")
+    while edge.audit is None or not edge.state.replays.tasks:
+        edge.behave()
+        edge.tick()
+    shown = [coordinator_view.view(edge.state, node) for node in edge.nodes]
+    return [each.SerializeToString() + roster.encode(None) for each in shown]
+
+
+def report(data: bytes) -> None:
+    validation.event(A, 1, pb.ReportRequest.FromString(data))
+
+
+def report_examples() -> list[bytes]:
+    return [request.SerializeToString() for request in reports()]
+
+
+def join(data: bytes) -> None:
+    """What the coordinator looks at of a request to join before it admits a node."""
+    request = pb.JoinRequest.FromString(data)
+    host, _ = split_host_port(validation.address(request.address, "ipv4:10.0.0.9:1"), "the address")
+    assert host not in validation.WILDCARD_HOSTS
+    validation.is_behind_gateway(request.address)
+    assert is_pin(validation.pin(request.pin, tls=True))
+    assert is_public_key(validation.key(request))
+    assert len(validation.name(request.name) + validation.version(request.version)) < 100
+    assert validation.secret(request.session) in request.session
+
+
+def join_examples() -> list[bytes]:
+    made, pin = PrivateKey.generate(), Pin("a" * 52)
+    request = pb.JoinRequest(protocol=310, run="reef", name="gpu", address=":4700", pin=pin, session="ab" * 16)
+    request.version = "1.0"
+    prove_join(request, made)
+    return [request.SerializeToString()]
+
+
+def heartbeat(data: bytes) -> None:
+    request = pb.HeartbeatRequest.FromString(data)
+    beat, vitals = validation.heartbeat(A, 1, request), validation.vitals(request)
+    assert beat.phase.isprintable() and vitals.progress.isprintable()
+    assert all(map(math.isfinite, (vitals.tokens_per_s, vitals.loss, vitals.mfu, vitals.device_bytes)))
+    assert all(0 < seconds < math.inf for seconds in validation.unanswered(request).values())
+
+
+def heartbeat_examples() -> list[bytes]:
+    figures: Any = {"tokens_per_s": 1e4, "loss": 2.0, "mfu": 0.4, "gradient_norm": 0.1, "device_bytes": 1 << 34}
+    spent = pb.PhaseSeconds(inner=5.0)
+    beat = pb.HeartbeatRequest(
+        session="n1", phase="inner", round=3, progress="step 4", unanswered=spent, **figures
+    )
+    return [beat.SerializeToString()]
+
+
+def receipt_examples() -> list[bytes]:
+    key, salt = PrivateKey.generate(), bytes(16)
+    records = (sign_input(key, salt, 3, 0, bytes(16)), sign_input(key, salt, 3, 2, bytes(16), (2, 4)))
+    return [sign_receipt(key, salt, 3, 1, 0, records, bytes(16)).pack()]
+
+
+def record_examples_of_inputs() -> list[bytes]:
+    key, salt = PrivateKey.generate(), bytes(16)
+    return [sign_input(key, salt, 3, 2, bytes(16), inputs).pack() for inputs in ((), (2, 4))]
+
+
+def checkpoint_manifest_examples() -> list[bytes]:
+    files = {"anchor.safetensors": WrittenFile(64, "0" * 32)}
+    made = CheckpointManifest(FORMAT, "reef", "00" * 16, 7, 4096, 512, 10, "0" * 32, files)
+    return [msgspec.json.encode(made)]
+
+
+def archived_segment(data: bytes) -> None:
+    found = segment.read(data)
+    assert found.rows
+    list(found.decoded())
+
+
+def segment_header(data: bytes) -> None:
+    """As the archive reads the beginning of one."""
+    end = segment.PREFIX_SIZE + segment.header_size(data[: segment.PREFIX_SIZE])
+    found = segment.read_header(data[segment.PREFIX_SIZE : end])
+    unpack_series(found.series, found.last - found.first + 1)
+
+
+def segment_examples() -> list[bytes]:
+    records = [long_record(k, 3) for k in (1, 2)]
+    rows, encoded = [series_row(record) for record in records], [record_codec.encode(record) for record in records]
+    return [segment.write("reef", rows, encoded, [(1.0, Note("a sentence"))])]
+
+
+def commit_record(data: bytes) -> None:
+    """As a whole, and by what a page asks of it."""
+    try:
+        record_codec.decode(data)
+    except BadCommitRecord as error:
+        assert str(error)
+    found = record_codec.RecordView(data)
+    assert found.decisions is not None and found.seconds is not None and len(found.row) == len(SERIES)
+    for field in (*record_codec.COUNTS, *record_codec.MEASURES, *record_codec.FIGURES):
+        found.of_nodes(field)
+    assert found.names is not None
+
+
+def commit_record_examples() -> list[bytes]:
+    return [record_codec.encode(long_record(k, members)) for k, members in ((1, 2), (2, 40))]
 
 
 def roster(data: bytes) -> None:
@@ -373,6 +507,20 @@ DECODERS: dict[str, Decoder] = {
     "header": Decoder(header, (LinkBroken,), header_examples),
     "resync": Decoder(resync, (), lambda: [b"\x01\x3f\x00\x15", b"\x02"]),
     "plan": Decoder(packed_plan, (Refused, InvalidPlan, OtherRoster), plan_examples, memory=200 << 20),
+    "view": Decoder(view, (DecodeError, Refused, InvalidPlan, OtherRoster), view_examples, memory=200 << 20),
+    "report": Decoder(report, (DecodeError, ValueError), report_examples),
+    "join": Decoder(join, (DecodeError, ValueError, ConfigError), join_examples),
+    "heartbeat": Decoder(heartbeat, (DecodeError,), heartbeat_examples),
+    "greeting": Decoder(handshakes.greeted, (LinkBroken,), lambda: [handshakes.greeting()]),
+    "hello": Decoder(handshakes.welcomed, (LinkBroken,), lambda: [handshakes.hello()]),
+    "receipt": Decoder(unpack_receipt, (MalformedReceipt,), receipt_examples),
+    "input-record": Decoder(unpack_record, (MalformedReceipt,), record_examples_of_inputs),
+    "checkpoint-manifest": Decoder(read_manifest, (ValueError,), checkpoint_manifest_examples),
+    "segment": Decoder(archived_segment, (BadCommitRecord, BadColumn), segment_examples),
+    "segment-header": Decoder(segment_header, (BadCommitRecord, BadColumn), segment_examples),
+    "commit-record": Decoder(
+        commit_record, (BadCommitRecord,), commit_record_examples, memory=512 << 20
+    ),  # a million nodes may be named in few bytes
     "roster": Decoder(roster, (DecodeError,), roster_examples),
     "address": Decoder(addressed, (ValueError,), lambda: [b"[::1]:4700", b"reef.example.org:4700"]),
     "invite": Decoder(invited, (ConfigError,), lambda: [b"atoll://token:" + b"a" * 52 + b"@10.0.0.1:4700/reef"]),

@@ -327,9 +327,14 @@ def _account() -> pb.RoundAccount:
 
 def script() -> bytes:
     """Rounds of good behaviour with a report of each kind in between, and audits that come to anything."""
+    return _Script().reports(reports()).lies().data
+
+
+def reports() -> list[pb.ReportRequest]:
+    """A report of each kind."""
     terms: Any = {"norms": [1.0] * 8, "dots": [0.5] * 8, "reference": 1.0}
     seal = pb.Seal(chunk=0, digest=sum_of(0), inputs=b"\xff", **terms)
-    reports = [
+    return [
         pb.ReportRequest(state_reported=pb.StateReported(round=0, digest=sum_of("state 0"))),
         pb.ReportRequest(contribution_ready=pb.ContributionReady(steps=4, samples=4, loss=2.0, delta_norm=1.0)),
         pb.ReportRequest(chunks_sealed=pb.ChunksSealed(seals=[seal])),
@@ -345,7 +350,6 @@ def script() -> bytes:
         pb.ReportRequest(replay_reported=pb.ReplayReported(node_id="n2", shown=True)),
         pb.ReportRequest(leave=pb.Leave(reason="bye", incidents=4)),
     ]
-    return _Script().reports(reports).lies().data
 
 
 class _Script:
