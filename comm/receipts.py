@@ -101,8 +101,9 @@ def unpack_receipt(data: bytes) -> Receipt:
     if not _END < len(data) <= MAX_RECEIPT_BYTES:
         raise MalformedReceipt(f"a receipt of {len(data)} bytes")
     records, at, end = list[InputRecord](), 0, len(data) - _END
+    packed = data[:end]  # once: a copy for each record would take the square of their number
     while at < end:
-        record, at = _record_at(data[:end], at)
+        record, at = _record_at(packed, at)
         if records and record.place <= records[-1].place:
             raise MalformedReceipt("its places are not in order")
         records.append(record)

@@ -49,6 +49,8 @@ KEYS = (
     *("sync", "recovering", "waiting", "paused", "down", "lost", "starting", "open"),
 )
 SECOND_PARTS = (10, 1000)
+# What spoiled bytes end in: a float that is no number, or none that an integer could be, too.
+SPOILED = (Malformed, IndexError, StopIteration, OverflowError, ValueError, *DECODE_ERRORS)
 T = TypeVar("T")
 
 
@@ -163,7 +165,7 @@ def decode(data: bytes) -> CommitRecord:
     """The record that `encode` made these bytes of. Raises `BadRecord` for others."""
     try:
         return _record(_decode(_unpacked(data)))
-    except (Malformed, IndexError, ValueError, *DECODE_ERRORS) as error:
+    except SPOILED as error:
         raise _spoiled(error) from None
 
 
@@ -171,7 +173,7 @@ def plain(data: bytes) -> bytes:
     """The same record, not compressed by itself. Raises `BadRecord`."""
     try:
         return bytes((FORMAT, PLAIN)) + _unpacked(data)
-    except (Malformed, IndexError) as error:
+    except SPOILED as error:
         raise _spoiled(error) from None
 
 
@@ -225,7 +227,7 @@ class RecordView:
         """Raises `BadRecord`."""
         try:
             self._body = _decode(_unpacked(data))
-        except (Malformed, IndexError, *DECODE_ERRORS) as error:
+        except SPOILED as error:
             raise _spoiled(error) from None
 
     @property
@@ -250,7 +252,7 @@ class RecordView:
         """Seconds of the round's phases. Raises `BadRecord`."""
         try:
             found: dict[str, float] = _floats(self._body.floats)["seconds"]
-        except (IndexError, StopIteration, ValueError) as error:
+        except SPOILED as error:
             raise _spoiled(error) from None
         return found
 
@@ -269,7 +271,7 @@ class RecordView:
                 *(floats["seconds"].get(phase, 0.0) for phase in PHASES),
                 *(sum(up), sum(down), scalars.void),
             )
-        except (IndexError, StopIteration, ValueError) as error:
+        except SPOILED as error:
             raise _spoiled(error) from None
 
     def of_nodes(self, field: str) -> dict[NodeId, float]:
@@ -280,7 +282,7 @@ class RecordView:
             for fields, found in ((COUNTS, body.counts), (MEASURES, body.measures), (FIGURES, body.figures)):
                 if field in fields:
                     return self._nodes.each(found[fields.index(field)], float)
-        except (IndexError, ValueError) as error:
+        except SPOILED as error:
             raise _spoiled(error) from None
         raise KeyError(field)
 
@@ -301,7 +303,7 @@ class RecordView:
         """The nodes' names. Raises `BadRecord`."""
         try:
             return dict(zip(self._nodes.at(self._body.named), self._body.names, strict=True))
-        except (IndexError, ValueError) as error:
+        except SPOILED as error:
             raise _spoiled(error) from None
 
     @cached_property

@@ -112,12 +112,12 @@ def write(
 
 def header_size(prefix: bytes) -> int:
     """The bytes of the header behind the first `PREFIX_SIZE` bytes. Raises `BadRecord`."""
-    if prefix[: len(MAGIC)] != MAGIC:
+    if len(prefix) < PREFIX_SIZE or prefix[: len(MAGIC)] != MAGIC:
         raise BadRecord("it is no segment of commit records")
     if (found := prefix[len(MAGIC)]) != FORMAT:
         raise BadRecord(f"it has format {found}, this version of atoll reads {FORMAT}")
     size = int.from_bytes(prefix[len(MAGIC) + 1 : PREFIX_SIZE], "little")
-    if len(prefix) < PREFIX_SIZE or not 0 < size <= MAX_HEADER_BYTES:
+    if not 0 < size <= MAX_HEADER_BYTES:
         raise BadRecord(f"its header is said to have {size} bytes, {MAX_HEADER_BYTES} are the most")
     return size
 
