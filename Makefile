@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
 .PHONY: install demo test test-long alone page chromium prometheus titan harness p2p wheel mutations chaos bench \
-    watching blame attacks quality check docs format proto reference clean
+    watching blame attacks quality strangers check docs format proto reference clean
 
 install: .venv/installed
 
@@ -152,6 +152,10 @@ attacks: .venv/installed-dev
 quality: .venv/installed-dev
 	PYTHONPATH=tests/tools $(BIN)/python -m quality
 	for steps in 300 1000 3000; do PYTHONPATH=tests/tools $(BIN)/python -m quality --size eighth --steps $$steps || exit; done
+
+# docs/strangers.md: a quarter of an hour. Killed and started again it goes on where it was.
+strangers: .venv/installed-dev
+	PYTHONPATH=tests:tests/tools $(BIN)/python -m quality.strangers
 
 REFERENCE := PYTHONPATH=tests:tests/tools $(BIN)/python -m reference
 

@@ -1,5 +1,5 @@
-"""Inputs that once found a fault, and one of each kind that mutation reaches (`keep`): a line of hexadecimal digits
-each, in a file for each decoder."""
+"""Inputs that once found a fault, and one of each kind that mutation reaches (`keep`): a line of hexadecimal
+digits each, in a file for each decoder."""
 
 from collections.abc import Sequence
 from pathlib import Path

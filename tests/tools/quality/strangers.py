@@ -1,6 +1,6 @@
 """What a liar costs a run: trains every lie with every seed, and writes docs/strangers.md.
 
-    PYTHONPATH=tests/tools python -m quality.strangers [--seeds 1,2,3] [--minutes 5] [--report]
+    PYTHONPATH=tests:tests/tools python -m quality.strangers [--seeds 1,2,3] [--minutes 5] [--report]
 
 What docs/strangers.jsonl has already is not run again: it can be killed at any time, and started again.
 """
@@ -8,6 +8,7 @@ What docs/strangers.jsonl has already is not run again: it can be killed at any 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from quality.cases import RUN, Case, Trial
 from quality.report import hardware, spread
 from quality.runs import Figures, Kept, missing, play
 
+from atoll.comm.build_info import git_version, installed_version
 from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.load import load_run
 from atoll.node.config import NodeConfig
@@ -35,12 +37,14 @@ BARS = {0: 0.3, 1: 2.0, 2: 5.0}  # percents of loss, by the number of liars
 # The lies, and how the table names them.
 LIES = {
     "flip:10": "ten times its delta, the other way",
+    "noise:100": "noise, 100 times as long as its delta",
     "noise:1e4": "noise, 10,000 times as long as its delta",
     "zeros": "zeros",
     "replay": "its first delta, again and again",
     "copy": "another's delta",
     "nan": "bytes that are no numbers",
     "weight:8": "its delta, for 8 times the samples",
+    "weight:1000": "its delta, for 1,000 times the samples",
     "seal:0.125": "noise of 3 sigma sealed in an eighth of the chunks",
 }
 
@@ -74,6 +78,16 @@ ALL = (
     Stranger(defence=False),
     *(Stranger(lie, 1, defence=False) for lie in LIES),
 )
+MERGES = ("centered", "trimmed")  # besides the mean
+MERGED_LIES = ("flip:10", "noise:1e4", "replay")
+MERGED = tuple(
+    Stranger(lie, liars, defence, merge)
+    for merge in MERGES
+    for lie, liars, defence in (
+        ("", 0, True),
+        *((lie, liars, defence) for lie in MERGED_LIES for liars in (1, 2) for defence in (False, True)),
+    )
+)
 
 
 @click.command()
@@ -87,7 +101,8 @@ def main(seeds: str, minutes: float, only_report: bool, out: Path) -> None:
 
     torch.set_num_threads(1)  # a model of nothing: more would wait for one another
     kept, began = Kept(out / "strangers.jsonl"), time.monotonic()
-    trials = [stranger.trial(int(seed)) for seed in seeds.split(",") for stranger in ALL]
+    _version()
+    trials = [stranger.trial(int(seed)) for seed in seeds.split(",") for stranger in (*ALL, *MERGED)]
     for t in missing(trials, kept):
         if only_report or time.monotonic() - began > 60 * minutes:
             break
@@ -101,10 +116,16 @@ def main(seeds: str, minutes: float, only_report: bool, out: Path) -> None:
 def played(t: Trial) -> Figures:
     """The figures of a run; of one that diverged the loss is None."""
     try:
-        return play(t, NodeConfig(), CACHE, hardware(), lambda record: None)
+        return play(t, NodeConfig(), CACHE, hardware(), lambda record: None) | _version()
     except NonFinite:
-        about = {"cpu_seconds": 0.0, "hardware": hardware(), "day": time.strftime("%Y-%m-%d")}
+        about = {"cpu_seconds": 0.0, "hardware": hardware(), "day": time.strftime("%Y-%m-%d")} | _version()
         return {"val_loss": None, "decisions": [], "refused": 0, **about}
+
+
+@cache
+def _version() -> Figures:
+    """As it is before the first run: what is kept then makes the clone differ from its commit."""
+    return {"version": git_version() or installed_version()}
 
 
 def _loss(figures: Figures) -> str:
@@ -133,11 +154,12 @@ class Length:
 def page(kept: Kept, seeds: Sequence[int]) -> str:
     """docs/strangers.md of the figures that there are."""
     length = Length(kept, seeds)
-    runs = [f for stranger in ALL for f in length.of(stranger).values()]
+    runs = [f for stranger in (*ALL, *MERGED) for f in length.of(stranger).values()]
     text = HEAD.format(
         runs=len(runs),
         minutes=sum(f["cpu_seconds"] for f in runs) / 60,
         noise=_noise(length),
+        harmful=_harmful(length),
         hardware="; ".join(sorted({f["hardware"] for f in runs})) or "none yet",
     )
     lines = [text, "| what liars send | off, one of 8 | on, one of 8 | on, two of 8 | found out, one of 8 | |"]
@@ -154,9 +176,35 @@ def page(kept: Kept, seeds: Sequence[int]) -> str:
         f"Without liars, the defence costs {_gaps(cost)} of loss: {_verdict((0, cost)) or 'not run'}.",
         "",
     ]
-    struck = sum(honest_struck(f) for stranger in ALL for f in length.of(stranger).values())
+    lines += _merges(length)
+    struck = sum(honest_struck(f) for stranger in (*ALL, *MERGED) for f in length.of(stranger).values())
     lines += [f"Decisions against honest members, over all runs: {struck}.", ""]
     return "\n".join(lines)
+
+
+def _merges(length: Length) -> list[str]:
+    """The table of other merges than the mean."""
+    lines = [
+        MERGE_HEAD,
+        "| merge | what liars send | off, one of 8 | off, two of 8 | on, one of 8 | on, two of 8 | |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for merge in MERGES:
+        for lie in MERGED_LIES:
+            both = [(defence, liars) for defence in (False, True) for liars in (1, 2)]
+            gaps = [length.gaps(Stranger(lie, liars, defence, merge)) for defence, liars in both]
+            cells = [f"`{merge}`", f"`{lie}`", *map(_gaps, gaps)]
+            lines.append(f"| {' | '.join(cells)} | {_verdict((1, gaps[2]), (2, gaps[3]))} |")
+    costs = [(merge, length.gaps(Stranger(merge=merge))) for merge in MERGES]
+    said = ", ".join(f"`{merge}` {_gaps(cost)}" for merge, cost in costs)
+    return [*lines, "", f"Without liars, and with the defence, the final loss is above the mean's by: {said}.", ""]
+
+
+def _harmful(length: Length) -> str:
+    """The lies that cost more than the bar where nothing is done about them."""
+    gaps = {lie: length.gaps(Stranger(lie, 1, defence=False)) for lie in LIES}
+    found = [f"`{lie}`" for lie in LIES if gaps[lie] and _verdict((1, gaps[lie])) != "met"]
+    return ", ".join(found) or "none yet"
 
 
 def _noise(length: Length) -> str:
@@ -216,7 +264,7 @@ def _rounds(found: Sequence[int | None]) -> str:
 
 HEAD = """# What a liar costs
 
-Made by `PYTHONPATH=tests/tools python -m quality.strangers`; do not edit. {runs} runs, {minutes:.0f} CPU minutes.
+Made by `make strangers`; do not edit. {runs} runs, {minutes:.0f} CPU minutes.
 Hardware: {hardware}.
 
 Members of a run of strangers may be broken or malicious. Here one or two of eight lie, in every round of forty, in
@@ -239,14 +287,23 @@ and those after which its work counted no more, by seed.
 
 The model is a test of the algorithms, no forecast: one layer, sequences of 64 bytes, three AdamW steps a round.
 Where nobody lies, what the defence does to the deltas changes the loss by {noise}, in either direction: so much
-is in every figure. The run's length and its learning rate go by what the honest members trained; a liar's samples
-are missing from the run, and of eight members one of whom is out, seven train.
+is in every figure. So the defence matters to it where liars send {harmful};
+what the other lies do to a model so small, in so short a run, cannot be told from that. The run's length and its
+learning rate go by what the honest members trained; a liar's samples are missing from the run, and of eight
+members one of whom is out, seven train.
 
 **What this does not say.** Liars tell the truth about the norm of what they send; who does not is withdrawn before
 the commit by real coordinators, which compare it with what owners saw, and is not simulated. Nor are
 seals longer than twice the longest delta: real members see them, and they are always audited. Auditors are honest.
 Two members that send the same delta cannot be told apart, so a copy is not found out: it costs what a missing
 member does. A liar that sends its own first delta for ever, or zeros, is one whose work is missing, too.
+"""
+
+MERGE_HEAD = """## Other merges
+
+`outer.merge: centered` and `trimmed` in place of the mean. **Off** is that merge and nothing else: neither
+clipping nor bounded weights, nobody is struck. Figures, bars and the run that they are compared with are those of
+the first table.
 """
 
 if __name__ == "__main__":

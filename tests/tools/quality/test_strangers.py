@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from quality.runs import Kept, missing
-from quality.strangers import ALL, HONEST, LIES, Stranger, first, honest_struck, page
+from quality.strangers import ALL, HONEST, LIES, MERGED, MERGED_LIES, MERGES, Stranger, first, honest_struck, page
 
 from atoll.comm.config.run import check
 
@@ -25,6 +25,15 @@ def test_every_lie_is_told_by_one_and_two_with_the_defence_and_without() -> None
         assert (t.conditions.nodes, t.run.outer.clip) == (8, True)
 
 
+def test_other_merges_meet_lies_with_the_defence_and_without() -> None:
+    trials = [stranger.trial(1) for stranger in MERGED]
+    assert len(missing(trials, Kept(Path("nothing")))) == len(MERGES) * (1 + 4 * len(MERGED_LIES)) == len(trials)
+    assert {str(t.run.outer.merge) for t in trials} == {*MERGES}
+    for t in trials:
+        check(t.run)
+        t.conditions.check()
+
+
 @pytest.mark.long
 def test_the_page_tells_losses_rounds_and_missed_bars(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "kept.jsonl")
@@ -35,11 +44,18 @@ def test_the_page_tells_losses_rounds_and_missed_bars(tmp_path: Path) -> None:
     kept.add(Stranger("flip:10", 1).trial(1), figures(2.02, (2, 7, "struck"), (7, 7, "no contributor")))
     kept.add(Stranger("flip:10", 2).trial(1), figures(2.2, (3, 1, "struck"), (3, 7, "struck")))
     kept.add(Stranger("nan", 1).trial(1), figures(2.0, refused=40))
+    kept.add(Stranger("flip:10", 1, False, "trimmed").trial(1), figures(2.01))
+    kept.add(Stranger("flip:10", 1, True, "trimmed").trial(1), figures(2.05))
+    kept.add(Stranger("flip:10", 2, True, "trimmed").trial(1), figures(2.05))
+    kept.add(Stranger(merge="trimmed").trial(1), figures(2.004))
     text = page(kept, [1])
     row = next(line for line in text.splitlines() if line.startswith("| `flip:10`"))
     cells = "| diverged | +1.00 % | +10.00 % | struck in 2; out in 7 | **missed** by 5.00 % with 2 |"
     assert row.endswith(cells)
     assert "| refused, in each round |" in text
+    merged = "| `trimmed` | `flip:10` | +0.50 % | not run | +2.50 % | +2.50 % | **missed** by 0.50 % with 1 |"
+    assert merged in text and "by: `centered` not run, `trimmed` +0.20 %." in text
+    assert "matters to it where liars send `flip:10`;" in text
     assert "the defence costs +0.50 % of loss: **missed** by 0.20 %" in text
     assert "Decisions against honest members, over all runs: 1." in text
 
