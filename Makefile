@@ -121,7 +121,7 @@ mutations: .venv/installed-dev
 chaos: .venv/installed-dev
 	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_PAUSES=100 $(PYTEST) -s -m e2e tests/e2e tests/tools/attacks tests/tools/bench/test_wan.py
 	ATOLL_SIM_SEEDS=2000 $(PYTEST) $(CORES) -m "long or not long" tests/sim
-	ATOLL_FUZZ_SEEDS=2000 ATOLL_EXCHANGE_SEEDS=20000 ATOLL_AUDIT_RUNS=1000 $(PYTEST) $(CORES) -m "long or not long" \
+	ATOLL_FUZZ_SEEDS=2000 ATOLL_EXCHANGE_SEEDS=20000 ATOLL_AUDIT_RUNS=20000 $(PYTEST) $(CORES) -m "long or not long" \
 	    $(addprefix tests/,coordinator/state_machine/test_audit_runs.py coordinator/state_machine/test_rounds.py \
 	    comm/allreduce/test_random_orders.py)
 	ATOLL_CHURN_ROUNDS=2000 $(PYTEST) tests/comm/allreduce/test_reduction_memory.py -k leave_nothing_behind

@@ -94,7 +94,7 @@ def reducing(count: int, leaves: int, audit: str, chunks: int) -> State:
 
 def ready(state: State, node: NodeId) -> ev.ContributionReady:
     return ev.ContributionReady(
-        node, 1, 1, ev.Contribution(10, 10, 2.0, 1.0, data.front(state.leases.by_node[node]))
+        node, 1, state.round.number, ev.Contribution(10, 10, 2.0, 1.0, data.front(state.leases.by_node[node]))
     )
 
 
@@ -135,10 +135,10 @@ class AuditWorld:
         self.state = replace(self.state, round=replace(r, ledger=book.divide(r.ledger, regions, near)))
 
     def feed(self, event: ev.Event) -> None:
-        before = self.state.round.ledger
-        self.state, effects = step(self.state, event, self.now)
-        if self.state.committed and not self.committed:
-            self.committed = {c: seal.digest for c, seal in before.sealed.items()}
+        before = self.state
+        self.state, effects = step(before, event, self.now)
+        if self.state.committed > before.committed:
+            self.committed = {c: seal.digest for c, seal in before.round.ledger.sealed.items()}
         for effect in effects:
             if isinstance(effect, ev.Decision):
                 self.decisions.append(effect)
@@ -147,8 +147,9 @@ class AuditWorld:
 
     def run(self) -> "AuditWorld":
         """Play the round to its commit."""
+        before = self.state.round.number - 1
         for _ in range(MAX_STEPS):
-            if self.state.committed:
+            if self.state.committed > before:
                 return self
             events = list(self.due())
             if not events:
@@ -156,9 +157,23 @@ class AuditWorld:
                 events = [ev.Tick()]
             for event in events:
                 self.feed(event)
-                if self.state.committed:
+                if self.state.committed > before:
                     return self
         raise AssertionError(f"the round is not committed: {self.state.round.reason}, {self.notes[-3:]}")
+
+    def go_on(self) -> "AuditWorld":
+        """Everybody has the state and trains, and the next round's first attempt opens."""
+        nodes = tuple(self.state.members.here)
+        for node in nodes:
+            self.feed(ev.StateReported(node, 1, self.state.committed, digest(b"%d" % self.state.committed)))
+        self.now += 10.0
+        number = self.state.round.number
+        for node in self.state.round.participants:
+            self.feed(ev.StepsReached(node, 1, number))
+        for node in tuple(self.state.round.participants):
+            self.feed(ready(self.state, node))
+        self.told = set()
+        return self
 
     def due(self) -> Iterator[ev.Event]:
         """What members say now."""

@@ -5,29 +5,18 @@ of the coordinator's machine, each with other draws.
 import os
 
 import pytest
+from audit_runs import COLLUDE, SEALS, caught, honest_convicted, long_run
 from audit_world import AuditWorld, Lies, liar, nonces
 
-
-def rounds_until_caught(lies: Lies, run: int, most: int = 20) -> int | None:
-    """The round in which somebody is charged, of runs whose every round is drawn anew. Only liars may be."""
-    for round_ in range(most):
-        world = AuditWorld(b"%d %d" % (run, round_), lies).run()
-        assert world.charged().keys() <= lies.keys(), world.notes
-        if world.convicted():
-            assert not world.wrong()
-            return round_
-    return None
+from atoll.comm.ids import NodeId
 
 
 def test_an_owner_of_eight_that_seals_something_else_is_caught_within_twenty_rounds() -> None:
-    runs = [rounds_until_caught(liar(3, "seal"), run) for run in range(100)]
-    assert sum(found is not None for found in runs) >= 95
+    assert len(caught(SEALS, 0, 100).rounds) >= 95
 
 
 def test_of_two_colluding_the_owner_is_caught_within_twenty_rounds_of_the_usual_audits() -> None:
-    lies = liar(2, "seal") | liar(3, "cover", "audit")
-    runs = [rounds_until_caught(lies, run) for run in range(1000, 1040)]
-    assert sum(found is not None for found in runs) >= 37
+    assert len(caught(COLLUDE, 1000, 40).rounds) >= 37
 
 
 def test_of_honest_members_nothing_is_ever_decided() -> None:
@@ -39,7 +28,19 @@ def test_of_honest_members_nothing_is_ever_decided() -> None:
     assert 200 < audited < 400  # of 16 chunks, one and a half
 
 
+@pytest.mark.parametrize("lies", [{}, liar(3, "mute"), liar(3, "audit"), liar(3, "slander"), liar(3, "alarm")])
+def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -> None:
+    runs = [long_run(run, lies) for run in range(3)]
+    assert all(world.state.committed == 20 for world in runs)
+    assert {node for world in runs for node in world.charged()} <= {NodeId("n3")}
+
+
 @pytest.mark.long
 def test_nobody_honest_is_convicted() -> None:
-    for nonce in nonces(int(os.environ.get("ATOLL_AUDIT_RUNS", "200")), 20_000):
-        assert not AuditWorld(nonce).run().decisions
+    assert honest_convicted(int(os.environ.get("ATOLL_AUDIT_RUNS", "1000"))) == 0
+
+
+@pytest.mark.long
+def test_nobody_honest_is_convicted_in_long_runs() -> None:
+    for run in range(100, 200):
+        assert not long_run(run, {}).decisions

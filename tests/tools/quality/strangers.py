@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from audit_runs import COLLUDE, MOST, SEALS, Caught, caught, honest_convicted
 from quality.cases import RUN, Case, Trial
 from quality.report import hardware, spread
 from quality.runs import Figures, Kept, missing, play
@@ -58,6 +59,7 @@ class Stranger:
     defence: bool = True
     merge: str = "mean"
 
+    @cache  # noqa: B019: there are some sixty of them
     def trial(self, seed: int) -> Trial:
         """The run with this seed."""
         key = f"{self.lie or 'none'} x{self.liars} {'on' if self.defence else 'off'} {self.merge}"
@@ -109,7 +111,7 @@ def main(seeds: str, minutes: float, only_report: bool, out: Path) -> None:
         figures = played(t)
         kept.add(t, figures)
         click.echo(f"{t.case.key}, seed {t.seed}: {_loss(figures)}, {figures['cpu_seconds']:.0f} CPU s")
-    (out / "strangers.md").write_text(page(kept, [int(seed) for seed in seeds.split(",")]))
+    (out / "strangers.md").write_text(page(kept, [int(seed) for seed in seeds.split(",")], audited()))
     click.echo(f"written: {out / 'strangers.md'}; {len(missing(trials, kept))} of {len(trials)} runs are missing")
 
 
@@ -151,7 +153,22 @@ class Length:
         return [100 * (loss / without - 1) if loss is not None else None for loss, without in both]
 
 
-def page(kept: Kept, seeds: Sequence[int]) -> str:
+@dataclass(frozen=True)
+class Audited:
+    """What came of audits in the coordinator's machine."""
+
+    alone: Caught
+    colluding: Caught
+    honest: int  # rounds of honest members
+    convicted: int  # of these, in which anything was decided against one
+
+
+def audited(runs: int = 100, honest: int = 1000) -> Audited:
+    """Play so many runs with an owner that forges, and so many rounds of honest members: ten seconds."""
+    return Audited(caught(SEALS, 0, runs), caught(COLLUDE, 1000, runs), honest, honest_convicted(honest))
+
+
+def page(kept: Kept, seeds: Sequence[int], audits: Audited) -> str:
     """docs/strangers.md of the figures that there are."""
     length = Length(kept, seeds)
     runs = [f for stranger in (*ALL, *MERGED) for f in length.of(stranger).values()]
@@ -178,7 +195,11 @@ def page(kept: Kept, seeds: Sequence[int]) -> str:
     ]
     lines += _merges(length)
     struck = sum(honest_struck(f) for stranger in (*ALL, *MERGED) for f in length.of(stranger).values())
-    lines += [f"Decisions against honest members, over all runs: {struck}.", ""]
+    lines += [
+        f"Decisions against honest members, over all runs: {struck}.",
+        "",
+        AUDITS.format(most=MOST, a=audits),
+    ]
     return "\n".join(lines)
 
 
@@ -304,6 +325,18 @@ MERGE_HEAD = """## Other merges
 `outer.merge: centered` and `trimmed` in place of the mean. **Off** is that merge and nothing else: neither
 clipping nor bounded weights, nobody is struck. Figures, bars and the run that they are compared with are those of
 the first table.
+"""
+
+AUDITS = """## How soon a forged seal is found
+
+Here the coordinator's own machine draws and judges, and members answer it with real signatures
+(`tests/audit_runs.py`): eight of them, 16 chunks, `security.audit: auto`, and each round drawn anew.
+
+| | |
+|---|---|
+| an owner seals something else: banned within {most} rounds | {a.alone} |
+| the same, and a second member that says of it all that it is well | {a.colluding} |
+| of {a.honest:,} rounds of honest members, those in which anything was held against one | {a.convicted} |
 """
 
 if __name__ == "__main__":

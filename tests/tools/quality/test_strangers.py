@@ -4,10 +4,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit_runs import Caught
 from quality.runs import Kept, missing
-from quality.strangers import ALL, HONEST, LIES, MERGED, MERGED_LIES, MERGES, Stranger, first, honest_struck, page
+from quality.strangers import (
+    ALL,
+    HONEST,
+    LIES,
+    MERGED,
+    MERGED_LIES,
+    MERGES,
+    Audited,
+    Stranger,
+    audited,
+    first,
+    honest_struck,
+    page,
+)
 
 from atoll.comm.config.run import check
+
+AUDITS = Audited(Caught(9, (2, 4, 19)), Caught(8, (1,)), 1000, 0)
 
 
 def figures(loss: float | None, *decisions: tuple[int, int, str], refused: int = 0) -> dict[str, Any]:
@@ -37,7 +53,7 @@ def test_other_merges_meet_lies_with_the_defence_and_without() -> None:
 @pytest.mark.long
 def test_the_page_tells_losses_rounds_and_missed_bars(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "kept.jsonl")
-    assert "not run" in page(kept, [1])
+    assert "not run" in page(kept, [1], AUDITS)
     kept.add(HONEST.trial(1), figures(2.0))
     kept.add(Stranger(defence=False).trial(1), figures(1.99))
     kept.add(Stranger("flip:10", 1, defence=False).trial(1), figures(None))
@@ -48,7 +64,7 @@ def test_the_page_tells_losses_rounds_and_missed_bars(tmp_path: Path) -> None:
     kept.add(Stranger("flip:10", 1, True, "trimmed").trial(1), figures(2.05))
     kept.add(Stranger("flip:10", 2, True, "trimmed").trial(1), figures(2.05))
     kept.add(Stranger(merge="trimmed").trial(1), figures(2.004))
-    text = page(kept, [1])
+    text = page(kept, [1], AUDITS)
     row = next(line for line in text.splitlines() if line.startswith("| `flip:10`"))
     cells = "| diverged | +1.00 % | +10.00 % | struck in 2; out in 7 | **missed** by 5.00 % with 2 |"
     assert row.endswith(cells)
@@ -58,6 +74,14 @@ def test_the_page_tells_losses_rounds_and_missed_bars(tmp_path: Path) -> None:
     assert "matters to it where liars send `flip:10`;" in text
     assert "the defence costs +0.50 % of loss: **missed** by 0.20 %" in text
     assert "Decisions against honest members, over all runs: 1." in text
+
+
+@pytest.mark.long
+def test_the_page_tells_how_soon_audits_find_a_forged_seal() -> None:
+    text = page(Kept(Path("nothing")), [1], AUDITS)
+    assert "| 3 of 9, the median in round 4, the last in round 19 |" in text
+    few = audited(runs=2, honest=3)
+    assert (few.alone.runs, few.honest, few.convicted) == (2, 3, 0)
 
 
 def test_the_round_in_which_a_liar_is_out_is_that_of_its_consequence() -> None:
