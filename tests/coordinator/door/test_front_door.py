@@ -3,6 +3,7 @@ costs the service nothing."""
 
 import asyncio
 import os
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,7 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
+from few_descriptors import FEW, few_descriptors
 
+from atoll.comm.descriptors import MAX_DESCRIPTORS
 from atoll.comm.errors import ResourceError
 from atoll.comm.ids import NodeId
 from atoll.comm.rate_limits import RateLimit
@@ -84,6 +87,19 @@ def run(story: Callable[[Service], Awaitable[None]], limits: PortLimits) -> None
             await story(service)
 
     asyncio.run(told())
+
+
+def test_a_door_raises_its_limit_on_descriptors_by_itself() -> None:
+    wanted = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], MAX_DESCRIPTORS)
+    assert wanted > FEW, "this machine's hard limit shows nothing"
+
+    async def story(service: Service) -> None:
+        await service.met()  # it is there
+        (door,) = service.door.process_ids
+        assert resource.prlimit(door, resource.RLIMIT_NOFILE)[0] == wanted
+
+    with few_descriptors():
+        run(story, OPEN)
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -59,9 +59,11 @@ class Stranger:
     defence: bool = True
     merge: str = "mean"
 
-    @cache  # noqa: B019: there are some sixty of them
     def trial(self, seed: int) -> Trial:
         """The run with this seed."""
+        return _trial(self, seed)
+
+    def _make(self, seed: int) -> Trial:
         key = f"{self.lie or 'none'} x{self.liars} {'on' if self.defence else 'off'} {self.merge}"
         run, steps = load_run(RUN, (*SETTINGS, f"outer.merge={self.merge}")), ROUNDS * INNER_STEPS
         tokens = steps * NODES * run.inner.batch_size * run.model.seq_len
@@ -70,6 +72,11 @@ class Stranger:
         conditions.check()
         case = Case(key, key, bf16=False, together=0.0)
         return Trial(case, steps, seed, replace(run, seed=seed, inner=inner), conditions)
+
+
+@cache
+def _trial(stranger: Stranger, seed: int) -> Trial:
+    return stranger._make(seed)
 
 
 HONEST = Stranger()
