@@ -18,7 +18,7 @@ from quality.cases import RUN, Case, Trial
 from quality.report import hardware, spread
 from quality.runs import Figures, Kept, missing, play
 
-from atoll.comm.build_info import git_version, installed_version
+from atoll.comm.build_info import installed_version
 from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.load import load_run
 from atoll.node.config import NodeConfig
@@ -110,7 +110,6 @@ def main(seeds: str, minutes: float, only_report: bool, out: Path) -> None:
 
     torch.set_num_threads(1)  # a model of nothing: more would wait for one another
     kept, began = Kept(out / "strangers.jsonl"), time.monotonic()
-    _version()
     trials = [stranger.trial(int(seed)) for seed in seeds.split(",") for stranger in (*ALL, *MERGED)]
     for t in missing(trials, kept):
         if only_report or time.monotonic() - began > 60 * minutes:
@@ -125,16 +124,12 @@ def main(seeds: str, minutes: float, only_report: bool, out: Path) -> None:
 def played(t: Trial) -> Figures:
     """The figures of a run; of one that diverged the loss is None."""
     try:
-        return play(t, NodeConfig(), CACHE, hardware(), lambda record: None) | _version()
+        return play(t, NodeConfig(), CACHE, hardware(), lambda record: None) | {"version": installed_version()}
     except NonFinite:
-        about = {"cpu_seconds": 0.0, "hardware": hardware(), "day": time.strftime("%Y-%m-%d")} | _version()
+        about = {"cpu_seconds": 0.0, "hardware": hardware(), "day": time.strftime("%Y-%m-%d")} | {
+            "version": installed_version()
+        }
         return {"val_loss": None, "decisions": [], "refused": 0, **about}
-
-
-@cache
-def _version() -> Figures:
-    """As it is before the first run: what is kept then makes the clone differ from its commit."""
-    return {"version": git_version() or installed_version()}
 
 
 def _loss(figures: Figures) -> str:
