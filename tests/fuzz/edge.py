@@ -2,7 +2,8 @@
 machine. What the simulation demands of a coordinator's state must hold after each of them.
 
 Every chunk of every round is audited, and a verifier replays what it can. Keys and signatures are real, and nobody
-has another's key: so nothing that members say may convict one that only did what its view asked it to.
+has another's key: so no proof may convict a member that only did what its view asked it to, and nor may the word
+of others, unless half of those who are asked about a chunk lie.
 
 A script for `play` is one step after another, each of these:
 
@@ -93,7 +94,8 @@ class Edge:
         after = self.state
         for decision in (effect for effect in effects if isinstance(effect, ev.Decision)):
             proven = decision.consequence is Consequence.BANNED or decision.evidence.offence in LIES
-            assert not proven or decision.node in self.dishonest, decision
+            by_majority = decision.evidence.by is None and self._outvoted(before)
+            assert not proven or decision.node in self.dishonest or by_majority, decision
             if decision.consequence is Consequence.BANNED:
                 self.convicted.add(decision.evidence.offence)
         self._count(before, event)
@@ -111,6 +113,10 @@ class Edge:
         assert self.consumed.isdisjoint(samples), "a sample that was consumed is leased again"
         if after.committed > before.committed:
             self.consumed |= set(range(after.leases.next)).difference(samples)
+
+    def _outvoted(self, state: State) -> bool:
+        """Whether as many as half of those who are asked about a chunk lie: then their word is the verdict."""
+        return any(2 * len(self.dishonest & a.named.keys()) >= len(a.named) for a in state.round.audits.values())
 
     def _count(self, before: State, event: ev.Event) -> None:
         """Count what is reached, so that a test can tell that it is."""

