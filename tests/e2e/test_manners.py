@@ -268,6 +268,7 @@ def test_a_reducer_obeys_its_owner_and_refuses_what_it_cannot(run: Run) -> None:
     run.whole(run.committed() - 1)  # the last one may lack its validation loss yet
 
 
+@pytest.mark.chaos
 def test_a_node_that_computes_for_a_twentieth_of_the_time_is_never_taken_for_hung(run: Run) -> None:
     """Its steps ask for rests that are longer than `members.stall`: it contributes, and stays a member."""
     large = ("model.dim=128", "model.ffn_dim=512", "model.seq_len=256", "inner.batch_size=16")
