@@ -19,6 +19,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.monitor.alerts import AlertRules
 from atoll.coordinator.monitor.contributions import account, contributions
 from atoll.coordinator.monitor.figures import facts_of_nodes, last_val_loss, listed
+from atoll.coordinator.monitor.members import AtWork
 from atoll.coordinator.monitor.recorded import RecordedRun
 from atoll.coordinator.monitor.run_metrics import RunCollector
 from atoll.coordinator.monitor.web import calm, web
@@ -113,8 +114,9 @@ class LiveRun:
         found = state.inquiry.named if state.inquiry is not None else None
         return state.pending if state.pending is None or found is None else replace(state.pending, verdict=found)
 
-    def at_work(self) -> dict[str, float]:
-        return {node: vitals.tokens_per_s for node, vitals in self._loop.telemetry.at_work.items()}
+    def at_work(self) -> dict[str, AtWork]:
+        at_work = self._loop.telemetry.at_work.items()
+        return {node: AtWork(vitals.tokens_per_s, vitals.data_wait) for node, vitals in at_work}
 
     def now(self) -> float:
         return self._loop.clock()

@@ -2,6 +2,7 @@
 the members of an answer of `GET /api/run`."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -11,18 +12,26 @@ SLOW, SLOW_LINK = 1.5, 3.0  # times slower than the median
 WAITS_FOR_DATA = 0.2  # share of the inner steps' time
 
 
-def mark_slow(members: list[dict[str, Any]], at_work: Mapping[str, float], last: Mapping[NodeId, float]) -> None:
-    """Give each member `slow`: a sentence that says how slow it is; None: it is not. `last`: tokens a second of
-    each in the last round; `at_work`: of its steps when it last took some, for those that were not in it."""
-    paces = {
-        m["node_id"]: last.get(m["node_id"]) or m["tokens_per_s"] or at_work.get(m["node_id"], 0.0)
-        for m in members
-        if is_here(m)
-    }
+@dataclass(frozen=True, slots=True)
+class AtWork:
+    """What a member told of its inner steps."""
+
+    tokens_per_s: float
+    data_wait: float = 0.0  # share of the steps' time
+
+
+def mark_slow(members: list[dict[str, Any]], at_work: Mapping[str, AtWork], last: Mapping[NodeId, float]) -> None:
+    """Give each member `pace`, the tokens a second that it is judged by (None: not known), and `slow`: a sentence
+    that says how slow it is; None: it is not. `last`: tokens a second of each in the last round; `at_work`: of its
+    steps when it last took some, for those that were not in it."""
+    working = {m["node_id"]: _at_work(m, at_work) for m in members if is_here(m)}
+    paces = {node: last.get(node) or now.tokens_per_s for node, now in working.items()}
     usual = _median(paces.values())
     links = {way: _median(m.get(way) or 0.0 for m in members if is_here(m)) for way in ("rate_up", "rate_down")}
     for m in members:
-        pace, waits = paces.get(m["node_id"], 0.0), m["data_wait"] if is_here(m) else 0.0
+        pace = paces.get(m["node_id"], 0.0)
+        waits = working[m["node_id"]].data_wait if is_here(m) else 0.0
+        m["pace"] = pace or None
         said = []
         if 0 < pace * SLOW <= usual:
             said.append(
@@ -34,6 +43,12 @@ def mark_slow(members: list[dict[str, Any]], at_work: Mapping[str, float], last:
             if is_here(m) and 0 < (own := m.get(way) or 0.0) * SLOW_LINK <= links[way]:
                 said.append(f"{verb} {links[way] / own:.1f} times slower than the others ({own / 1e6:,.1f} MB/s)")
         m["slow"] = "; ".join(said) or None
+
+
+def _at_work(member: dict[str, Any], known: Mapping[str, AtWork]) -> AtWork:
+    """What it does now, where it takes steps, or when it last did."""
+    now = AtWork(member["tokens_per_s"], member["data_wait"])
+    return now if now.tokens_per_s else known.get(member["node_id"], now)
 
 
 def _median(values: Iterable[float]) -> float:

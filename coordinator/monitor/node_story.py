@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from atoll.comm.ids import NodeId
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.segment import ROUNDS
+from atoll.coordinator.monitor.round_story import training_pace
 
 MAX_SEGMENTS = 64  # that are read for one answer
 MAX_ADDED_UP = MAX_SEGMENTS * ROUNDS  # rounds over which a node's time is added up
@@ -84,14 +85,14 @@ def _names(names: Sequence[str]) -> str:
 def node_point(view: RecordView, node: NodeId) -> tuple[float | None, ...]:
     """The node's figures in one round, in the order of SERIES."""
     weight = view.of_nodes("contributors").get(node)
-    here = weight is not None
+    here, told = weight is not None, view.of_nodes("tokens_per_s").get(node, 0.0)
     sent = view.of_nodes("bytes_up").get(node)
     return (
         view.round,
         view.committed_at,
         weight,
         view.of_nodes("losses").get(node) if here else None,
-        (view.of_nodes("tokens_per_s").get(node) or None) if here else None,
+        (training_pace(weight, view.spent_by(node), told) or None) if weight is not None else None,
         view.seconds.get("reduce") if sent is not None else None,
         sent,
         view.of_nodes("bytes_down").get(node),

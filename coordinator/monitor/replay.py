@@ -20,6 +20,7 @@ from atoll.coordinator.history.record_store import opened as opened_store
 from atoll.coordinator.history.segment import ROUNDS
 from atoll.coordinator.monitor.contributions import MAX_ACCOUNTS, account, contributions
 from atoll.coordinator.monitor.figures import facts_of_nodes
+from atoll.coordinator.monitor.members import AtWork
 from atoll.coordinator.monitor.recorded import NodeFacts, RecordedRun
 from atoll.coordinator.monitor.run_answers import Records
 from atoll.coordinator.service.journal import Journal
@@ -52,7 +53,7 @@ class PastRun:
     def pending(self) -> CommitRecord | None:
         return None
 
-    def at_work(self) -> dict[str, float]:
+    def at_work(self) -> dict[str, AtWork]:
         return {}
 
     def now(self) -> float:

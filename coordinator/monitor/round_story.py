@@ -99,13 +99,18 @@ def waterfall(record: CommitRecord) -> list[dict[str, Any]]:
 def training_paces(record: CommitRecord) -> dict[NodeId, float]:
     """Tokens a second of each contributor: those that the round has of it over the seconds in which it trained
     them, rests between its steps too; or what its trainer told of its last steps, where these are not known."""
-    paces = {n: f.tokens_per_s for n, f in record.figures.items() if f.tokens_per_s > 0}
-    for node, tokens in record.contributors.items():
-        of = record.spent.get(node, {})
-        seconds = of.get("inner", 0.0) + of.get("open", 0.0)
-        if tokens > 0 and seconds >= MIN_TRAINING_SECONDS:
-            paces[node] = tokens / seconds
-    return paces
+    told = {n: f.tokens_per_s for n, f in record.figures.items()}
+    nodes = dict.fromkeys((*told, *record.contributors))
+    paces = {
+        n: training_pace(record.contributors.get(n, 0.0), record.spent.get(n, {}), told.get(n, 0.0)) for n in nodes
+    }
+    return {node: pace for node, pace in paces.items() if pace > 0}
+
+
+def training_pace(tokens: float, spent: Mapping[str, float], told: float) -> float:
+    """The same of one node, which brought so many tokens and `spent` seconds in each bucket; 0: not known."""
+    seconds = spent.get("inner", 0.0) + spent.get("open", 0.0)
+    return tokens / seconds if tokens > 0 and seconds >= MIN_TRAINING_SECONDS else told
 
 
 def slow_nodes(record: CommitRecord) -> list[Slowness]:

@@ -28,7 +28,7 @@ from atoll.coordinator.monitor.curves import CurvesAsked, curves, names_asked
 from atoll.coordinator.monitor.event_search import DEFAULT_EVENTS, MAX_EVENTS, MAX_SEARCH, found_events
 from atoll.coordinator.monitor.figures import GONE_MEMORY
 from atoll.coordinator.monitor.links import links
-from atoll.coordinator.monitor.members import is_here, mark_slow
+from atoll.coordinator.monitor.members import AtWork, is_here, mark_slow
 from atoll.coordinator.monitor.node_story import (
     MAX_ADDED_UP,
     MAX_POINTS,
@@ -98,8 +98,8 @@ class RunSource(Protocol):
         """The record of the last commit, while it is not complete and not among `records` yet."""
         ...
 
-    def at_work(self) -> dict[str, float]:
-        """Tokens a second of each node, when it last trained."""
+    def at_work(self) -> dict[str, AtWork]:
+        """What each node told of its inner steps, when it last took some."""
         ...
 
     def now(self) -> float:
@@ -144,7 +144,8 @@ class RunAnswers:
 
     def __init__(self, source: RunSource) -> None:
         self._source, self._records = source, source.records
-        self._told: tuple[int, Answer, dict[NodeId, float]] | None = None  # the last round, its story, paces in it
+        self._told: tuple[int, Answer] | None = None  # the last round, its story
+        self._paces: tuple[int, dict[NodeId, float]] = (0, {})  # the last round whose record is complete
         self._read: tuple[int, Answer | None] = (0, None)  # a round with a validation loss, and what was written
         self._changes = dict[int, str]()  # by round: who came and went, in words
 
@@ -153,7 +154,7 @@ class RunAnswers:
         """The last round that is recorded; 0: none."""
         return self._records.series().last
 
-    def current(self, said: Answer | None, at_work: Mapping[str, float]) -> Answer:
+    def current(self, said: Answer | None, at_work: Mapping[str, AtWork]) -> Answer:
         """The run now: what its source says (`RunSource.snapshot`), completed by what follows from the records."""
         last = self._records.series().last
         if said is None:
@@ -183,7 +184,7 @@ class RunAnswers:
     def _with_story(
         self,
         said: Answer,
-        at_work: Mapping[str, float],
+        at_work: Mapping[str, AtWork],
         now: float,
         upto: int,
         pending: CommitRecord | None = None,
@@ -199,8 +200,10 @@ class RunAnswers:
         loss = float(losses[known[-1]]) if len(known) else None
         void = int(np.count_nonzero(series.column("void")[:end]))
         last = newest.round if newest is not None else int(rounds[end - 1]) if end else 0
-        story, paces = self._last_round(last) if last else (None, {})
-        mark_slow(said["members"], at_work, paces)
+        story = self._last_round(last) if last else None
+        # The record of a round that is not complete says nothing of who trained how fast: until it does, the round
+        # before judges.
+        mark_slow(said["members"], at_work, self._paces_in(int(rounds[end - 1])) if end else {})
         return said | {
             "now": now,
             "events": self._with_names(said["events"]),
@@ -217,24 +220,32 @@ class RunAnswers:
             "last_recorded": int(rounds[-1]) if len(rounds) else 0,
         }
 
-    def _last_round(self, number: int) -> tuple[Answer | None, dict[NodeId, float]]:
-        """The story of a round, None where it is not there; and the tokens a second of who trained in it."""
+    def _paces_in(self, number: int) -> dict[NodeId, float]:
+        """The tokens a second of who trained in a recorded round."""
+        if number != self._paces[0]:
+            try:
+                self._paces = number, round_story.training_paces(self._record(number))
+            except NotThere:  # its record is too old to be kept
+                self._paces = number, {}
+        return self._paces[1]
+
+    def _last_round(self, number: int) -> Answer | None:
+        """The story of a round; None: it is not there."""
         if self._told is not None and self._told[0] == number:
-            return self._told[1:]
+            return self._told[1]
         try:
             record = self._record(number)
         except NotThere:
-            return None, {}
+            return None
         usual = round_story.usual_times(self._records.series(), record)
         told: Answer = {
             **{"round": number, "seconds": usual.took or sum(record.seconds.values()), "usual": usual.wall},
             **{"why": round_story.why(record, usual), "verdict": round_story.verdict_of(record)},
             **{"reason": record.reason, "void": record.void},
         }
-        paces = round_story.training_paces(record)
         if number <= self.last:  # else its record is not complete: its verdict is still to come
-            self._told = number, told, paces
-        return told, paces
+            self._told = number, told
+        return told
 
     def _put_out(self, members: list[Answer], now: float) -> list[Answer]:
         """The latest members that were put out in the last day before `now` and are not back."""

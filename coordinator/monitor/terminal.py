@@ -102,7 +102,7 @@ def members_table(run: dict[str, Any]) -> Table:
             f"[{COLORS[m['state']]}]{m['state']}[/]",
             escape(doing(m)) if here else "",
             str(m["inner_step"]) if here else "",
-            f"{m['tokens_per_s']:,.0f}" if here else "",
+            f"{m.get('pace') or m['tokens_per_s']:,.0f}" if here else "",
             *((utilisation(m) if here else "",) if wide else ()),
             f"{m['loss']:.3f}" if here and m["loss"] else "",
             *(

@@ -94,6 +94,22 @@ def test_the_members_table_fits_a_window_of_1200_pixels_with_all_that_is_known_o
             )
 
 
+def test_a_column_that_was_shown_stays_between_two_rounds(tab: Opener, served: Served, tmp_path: Path) -> None:
+    with living(served, tmp_path) as (url, c):
+        ada, bo = c.node(), c.node()
+        served.do(ada.at_work(name="ada"))
+        served.do(bo.at_work(name="bo"))
+        reader = tab(url)
+        reader.go()
+        step = "document.querySelectorAll('#members-head th')[5]"
+        reader.wait(f"{step}.classList.contains('off')")
+        served.do(ada.heartbeat(phase="inner", round=1, inner_step=12))
+        reader.wait("document.getElementById('members').rows[0].cells[5].textContent === '12'")
+        served.do(finish(ada, bo, number=1))
+        reader.wait("document.getElementById('members').rows[0].cells[5].textContent === ''")
+        assert not reader.page.evaluate(f"{step}.classList.contains('off')")
+
+
 def test_a_stream_that_ends_is_taken_up_again_where_it_was(
     tab: Opener, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

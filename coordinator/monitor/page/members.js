@@ -17,7 +17,7 @@ const COLUMNS = [
   ["Version", "wide far", m => m.version || "", m => m.version || ""],
   ["Doing", "wide", doing, doing],
   ["Step", "n wide", m => isHere(m) && m.inner_step ? count(m.inner_step) : "", m => -m.inner_step],
-  ["Tokens/s", "n", m => isHere(m) && m.tokens_per_s ? count(m.tokens_per_s) : "", m => -m.tokens_per_s],
+  ["Tokens/s", "n", m => isHere(m) && m.pace ? count(m.pace) : "", m => -(m.pace || 0)],
   ["Contributed", "n", m => m.contributed ? short(m.contributed) : m.weight ? short(m.weight) : "", m => -(m.contributed || m.weight || 0)],
   ["Loss", "n wide", m => isHere(m) && m.loss ? digits(m.loss) : "", m => -(m.loss || 0)],
   ["MFU", "n wide", m => m.mfu ? percent(m.mfu) : "", m => -(m.mfu || 0)],
@@ -68,7 +68,7 @@ function showMembers(run) {
     (!only || (only === "trouble" ? inTrouble(m) : only === "here" ? isHere(m) : m.state === only)) &&
     words.every(word => `${m.name} ${m.node_id} ${m.state} ${m.role} ${m.owner || ""} ${m.version || ""} ${note(m)}`.toLowerCase().includes(word))));
   const shown = everybody ? found : found.slice(0, FEW);
-  const off = emptyColumns(shown);
+  const off = emptyColumns(shown, run.live && !run.recorded);
   hide(byId("members-head"), off);
   table(byId("members"), shown, COLUMNS.map(([, kind]) => kind), (m, cells, row) => {
     if (!cells[0].firstElementChild) cells[0].append(element("a"));
@@ -89,8 +89,16 @@ function showMembers(run) {
   showAttention(run);
 }
 
-// Columns that say nothing of anybody are not shown.
-const emptyColumns = shown => COLUMNS.map(([, kind, words], i) => kind.includes("wide") && i !== sorting.column && shown.length > 0 && shown.every(m => !words(m)));
+// Columns that say nothing of anybody are not shown; of a run that goes on, one that was shown stays, so that nothing
+// moves between two rounds.
+const usedColumns = new Set();
+function emptyColumns(shown, lasting) {
+  return COLUMNS.map(([, kind, words], i) => {
+    const empty = kind.includes("wide") && i !== sorting.column && shown.length > 0 && shown.every(m => !words(m));
+    if (lasting && shown.length && !empty) usedColumns.add(i);
+    return empty && !(lasting && usedColumns.has(i));
+  });
+}
 
 function hide(row, off) {
   off.forEach((hidden, i) => { if (row.cells[i].classList.contains("off") !== hidden) row.cells[i].classList.toggle("off", hidden); });

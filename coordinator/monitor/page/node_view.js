@@ -27,7 +27,8 @@ function nodeFacts(member, said) {
     fact(facts, "Role", member.role);
     fact(facts, "Doing", doing(member) || "nothing");
     if (member.version) fact(facts, "Version", member.version);
-    fact(facts, "Tokens a second", member.tokens_per_s ? count(member.tokens_per_s) : "takes no steps");
+    fact(facts, "Tokens a second", member.pace ? count(member.pace) : "not known");
+    if (!current.run.recorded) fact(facts, "In its latest steps", member.tokens_per_s ? count(member.tokens_per_s) : "takes none now");
     if (member.loss) fact(facts, "Loss", digits(member.loss));
     if (member.gradient_norm) fact(facts, "Gradient norm", member.gradient_norm.toPrecision(3));
     if (memory(member)) fact(facts, "Memory", bytes(memory(member)));

@@ -3,7 +3,7 @@
 from typing import Any
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.monitor.members import mark_slow
+from atoll.coordinator.monitor.members import AtWork, mark_slow
 
 ADA, BO, CY = (NodeId(n) for n in ("n1", "n2", "n3"))
 
@@ -12,8 +12,8 @@ def member(node: NodeId, pace: float, state: str = "active") -> dict[str, Any]:
     return {"node_id": node, "state": state, "tokens_per_s": pace, "data_wait": 0.0}
 
 
-def slow(members: list[dict[str, Any]], at_work: dict[str, float], last: dict[NodeId, float]) -> dict[NodeId, str]:
-    mark_slow(members, at_work, last)
+def slow(members: list[dict[str, Any]], told: dict[str, float], last: dict[NodeId, float]) -> dict[NodeId, str]:
+    mark_slow(members, {node: AtWork(pace) for node, pace in told.items()}, last)
     return {m["node_id"]: m["slow"] for m in members if m["slow"]}
 
 
@@ -28,3 +28,22 @@ def test_of_who_was_not_in_the_last_round_its_latest_steps_count() -> None:
     assert list(slow(members, {ADA: 2900.0}, {BO: 3000.0})) == [CY]
     gone = [member(ADA, 3000.0), member(BO, 3000.0), member(CY, 100.0, "left")]
     assert not slow(gone, {}, {}), "who is gone slows nobody"
+
+
+def test_the_pace_of_a_member_is_the_number_that_it_is_judged_by() -> None:
+    members = [member(ADA, 2596.0), member(BO, 0.0), member(CY, 2996.0)]
+    found = slow(members, {BO: 2000.0}, {ADA: 3065.0, CY: 1259.0})
+    assert [m["pace"] for m in members] == [3065.0, 2000.0, 1259.0]
+    assert "(1,259 of 2,000 tokens/s)" in found[CY]
+    gone = member(ADA, 10.0, "left")
+    mark_slow([gone], {}, {})
+    assert gone["pace"] is None
+
+
+def test_who_waited_for_data_in_its_steps_is_told_so_between_two_rounds_too() -> None:
+    waits = member(ADA, 0.0)
+    mark_slow([waits], {ADA: AtWork(900.0, 0.35)}, {})
+    assert waits["slow"] == "waits for data 35% of the time"
+    better = member(ADA, 1000.0)
+    mark_slow([better], {ADA: AtWork(900.0, 0.35)}, {})
+    assert better["slow"] is None

@@ -68,6 +68,11 @@ def test_a_nodes_figures_are_those_of_the_records() -> None:
     assert series["bytes_up"][:5] == [r.bytes_up[past_runs.GONE] for r in records[:5]]
     assert series["tokens_per_s"][3] == records[3].figures[past_runs.GONE].tokens_per_s
     assert series["exchange_s"][3] == records[3].seconds["reduce"] and series["exchange_s"][-1] is None
+    spent = {past_runs.GONE: {"inner": 40.0, "open": 10.0, "sync": 5.0}}
+    accounted = RecordView(record_codec.encode(replace(records[3], spent=spent)))
+    assert node_series([accounted], past_runs.GONE)[0]["tokens_per_s"] == [
+        records[3].contributors[past_runs.GONE] / 50.0
+    ], "rests between steps too"
     assert last_there(series) == story.middle - 1
     before, after = (views[number - 1].names for number in (story.middle - 1, story.middle))
     assert membership_change(before, after) == "kai is gone" and membership_change(after, before) == "kai joined"

@@ -92,6 +92,21 @@ def test_why_the_last_round_took_long_is_said_by_the_verdict_as_soon_as_there_is
         assert why() == "The link of ivy is slow."
 
 
+def test_who_is_slow_is_said_while_the_last_rounds_record_is_not_complete(state_dir: Path) -> None:
+    with opened(str(state_dir)) as past:
+        run = Closing(past.records, past.facts())
+        whole = replace(past_runs.record(STORY, STORY.rounds, 0), round=STORY.rounds + 1)
+        run.newest = replace(whole, figures={}, spent={})
+        answers = RunAnswers(run)
+        now = answers.current(recorded_snapshot(run.facts(), run.newest, STORY.rounds + 1, None), {})
+        before = answers.past(STORY.rounds)
+        assert (
+            [(m["name"], m["pace"], m["slow"]) for m in now["members"] if "trains" in (m["slow"] or "")]
+            == [(m["name"], m["pace"], m["slow"]) for m in before["members"] if "trains" in (m["slow"] or "")]
+            != []
+        )
+
+
 class Pruned(RunAnswers):
     """Of the first ten rounds there are curves and no records any more."""
 
