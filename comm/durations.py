@@ -15,6 +15,12 @@ def duration(option: str, text: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
+def remaining(seconds: float) -> str:
+    """A time that is yet to come, for people: from ten minutes on it is not known to the second."""
+    minutes = round(seconds / 60)
+    return in_words(seconds) if seconds < 600 else f"{minutes} min" if minutes < 60 else in_words(60 * minutes)
+
+
 def in_words(seconds: float) -> str:
     """A time for people, in its two largest units."""
     if seconds < 59.95:

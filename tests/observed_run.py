@@ -90,8 +90,10 @@ class ObservedRun(Run):
             case "failures":
                 failures = [replace(f, at=0.0) for f in cuts[max(cuts)].failures]
                 names = {f.node: self.name(f.node) for f in failures}
-                worth = dict(sentences(tuple(failures), names))
-                return [f"{f.number}: {worth.get(f.node, f'{names[f.node]}, not worth a word')}" for f in failures]
+                worth = {f.number: said for f, said in sentences(tuple(failures), names, max(cuts))}
+                return [
+                    f"{f.number}: {worth.get(f.number, f'{names[f.node]}, not worth a word')}" for f in failures
+                ]
             case _:
                 seconds = meter.seconds(self.now)
                 return [f"goodput {fleet_goodput(seconds):.1%}, utilisation {compute_utilisation(seconds):.1%}"]

@@ -18,6 +18,7 @@ from atoll.coordinator.causes.explanation import (
 from atoll.coordinator.causes.machines import by_clocks, by_coordinator, by_disks, by_states
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.causes.paths import by_exchange, by_paths
+from atoll.coordinator.causes.slowness import SLOW_TIMES
 from atoll.coordinator.causes.trainers import by_all, by_members, by_pauses
 
 RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_exchange, by_disks, by_clocks)
@@ -28,7 +29,8 @@ def verdict(seen: Observations) -> Verdict | None:
     found = choose((e for rule in RULES for e in rule(seen)), seen.excess, seen.usual_total)
     known = [e for e in found if e.kind is not Kind.UNKNOWN]
     known = known or choose(by_pauses(seen), seen.excess, seen.usual_total)
-    if not known and (seen.excess >= MIN_EXCESS_SECONDS or seen.attempts > 1 or found):
+    long = seen.excess >= max(MIN_EXCESS_SECONDS, (SLOW_TIMES - 1) * seen.usual_total)
+    if not known and (long or seen.attempts > 1 or found):
         known = [_unknown(seen, found)]
     names = {node: member.name for node, member in seen.members.items()}
     return verdict_of(known, seen.excess, names) if known else None

@@ -248,6 +248,10 @@ class RecordView:
         return self._body.scalars.decisions
 
     @property
+    def failures(self) -> tuple[Failure, ...]:
+        return self._body.failures
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Seconds of the round's phases. Raises `BadRecord`."""
         try:

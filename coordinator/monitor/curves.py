@@ -16,7 +16,7 @@ OF_TABLE = (
     *("round", "committed_at", "tokens", "train_loss", "val_loss", "members", "contributors", "attempts"),
     *(*PHASES, "bytes_up", "bytes_down", "void"),
 )
-DERIVED = ("wall", "tokens_per_s")  # seconds from the commit before, and tokens in them
+DERIVED = ("wall", "tokens_per_s")  # seconds from the commit before (of round 1 its phases), and tokens in them
 NAMES = (*OF_TABLE, *DERIVED)
 DEFAULT_POINTS, MAX_POINTS = 1000, 4000  # of a curve
 MAX_MARKS = 60
@@ -80,6 +80,8 @@ def _series(columns: dict[str, F64], name: str) -> F64:
     at = columns["committed_at"]
     wall = np.diff(at, prepend=np.nan)
     wall[(wall < 0) | (at == 0) | (np.roll(at, 1) == 0)] = np.nan
+    if len(wall) and columns["round"][0] == 1 and at[0] > 0:  # before which nothing was committed: its phases
+        wall[0] = sum(columns[phase][0] for phase in PHASES)
     if name == "wall":
         return wall
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -19,7 +19,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.monitor.alerts import AlertRules
 from atoll.coordinator.monitor.contributions import account, contributions
 from atoll.coordinator.monitor.figures import facts_of_nodes, last_val_loss, listed
-from atoll.coordinator.monitor.members import AtWork
+from atoll.coordinator.monitor.members import AtWork, returned
 from atoll.coordinator.monitor.recorded import RecordedRun
 from atoll.coordinator.monitor.run_metrics import RunCollector
 from atoll.coordinator.monitor.web import calm, web
@@ -27,7 +27,7 @@ from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.service.run_records import RunRecords
 from atoll.coordinator.service.telemetry import Vitals
-from atoll.coordinator.state_machine.events import CommitRecord, Decision
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
@@ -121,6 +121,9 @@ class LiveRun:
     def now(self) -> float:
         return self._loop.clock()
 
+    def failures(self) -> list[Failure]:
+        return self._loop.telemetry.failures.latest()
+
     def round_trips(self) -> dict[NodeId, dict[NodeId, float]]:
         return {node: member.rtts for node, member in self._loop.state.members.here.items() if member.rtts}
 
@@ -144,6 +147,7 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
     seconds = meter.seconds(now)
     credited = {a.node: a.tokens for a in state.credit.nodes.values()}  # tokens
     whole = sum(seconds.values())
+    failures = loop.telemetry.failures.latest()
     return {
         "run_id": run,
         "at": now,  # seconds since 1970, by the coordinator's clock
@@ -169,6 +173,7 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
             for m in listed(state, now)
         ],
         "members_gone": len(state.members.departed),
+        "returned": returned(failures, now, {f.node: state.name(f.node) for f in failures}),
         "events": [{"at": at, "node": note.node, "sentence": note.sentence} for at, note in loop.notes],
     }
 

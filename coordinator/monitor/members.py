@@ -1,5 +1,5 @@
-"""Members of a run as people look for them: who is slow and by how much, and who is in trouble. Pure; it works on
-the members of an answer of `GET /api/run`."""
+"""Members of a run as people look for them: who is slow and by how much, who is in trouble, and who was. Pure; it
+works on the members of an answer of `GET /api/run`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,13 @@ from statistics import median
 from typing import Any
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.service.failures import BACK_SECONDS, ended_at
+from atoll.coordinator.state_machine.events import Failure
 
 SLOW, SLOW_LINK = 1.5, 3.0  # times slower than the median
 WAITS_FOR_DATA = 0.2  # share of the inner steps' time
+MIN_AWAY_SECONDS = 2.0  # for which a member was away that is told of when it is back
+MAX_RETURNED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,23 @@ def _median(values: Iterable[float]) -> float:
     """Of those that are known; 0: there are not two."""
     known = [value for value in values if value > 0]
     return median(known) if len(known) > 1 else 0.0
+
+
+def returned(failures: Iterable[Failure], now: float, names: Mapping[NodeId, str]) -> list[dict[str, Any]]:
+    """The members that failed and are back since `BACK_SECONDS` at most, the latest first, each once."""
+    latest = {
+        f.node: f
+        for f in failures
+        if f.recovered is not None and f.recovered >= MIN_AWAY_SECONDS and ended_at(f) > now - BACK_SECONDS
+    }
+    found: list[dict[str, Any]] = [
+        {
+            **{"node_id": f.node, "name": names.get(f.node, f.node), "reason": f.reason, "round": f.round},
+            **{"since": f.at, "until": ended_at(f)},  # seconds since 1970
+        }
+        for f in latest.values()
+    ]
+    return sorted(found, key=lambda one: -one["until"])[:MAX_RETURNED]
 
 
 def is_here(member: dict[str, Any]) -> bool:

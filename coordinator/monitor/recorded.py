@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.monitor.members import returned
 from atoll.coordinator.service.goodput import compute_utilisation, fleet_goodput
 from atoll.coordinator.state_machine.events import CommitRecord, TrainerFigures
 
@@ -54,6 +55,7 @@ def recorded_snapshot(run: RecordedRun, record: CommitRecord, last: int, val_los
         "draining": False,
         "members": [_member(node, record, run) for node in dict.fromkeys((*record.members, *record.contributors))],
         "members_gone": 0,
+        "returned": returned(record.failures, record.committed_at, record.names),
         "events": [],
         "recorded": True,
     }

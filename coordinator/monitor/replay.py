@@ -26,7 +26,7 @@ from atoll.coordinator.monitor.run_answers import Records
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.run_records import RunRecords
-from atoll.coordinator.state_machine.events import CommitRecord, Decision
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure
 from atoll.coordinator.state_machine.state import State
 
 
@@ -59,6 +59,9 @@ class PastRun:
     def now(self) -> float:
         series = self.records.series()
         return float(series.column("committed_at")[-1]) if len(series) else 0.0
+
+    def failures(self) -> list[Failure]:
+        return []
 
     def round_trips(self) -> dict[NodeId, dict[NodeId, float]]:
         members = self._state.members.here if self._state is not None else {}

@@ -11,9 +11,11 @@ import numpy as np
 from atoll.comm.durations import in_words
 from atoll.comm.ids import NodeId
 from atoll.coordinator.causes import slowness
+from atoll.coordinator.causes.explanation import Kind
 from atoll.coordinator.history.series import PHASES, SeriesTable
 from atoll.coordinator.state_machine.events import CommitRecord
 
+WORTH_PERCENT = 5  # longer or shorter than usual, from which on that is said
 QUICK = 0.8  # times the usual, below which a round was quicker
 SLOW_PACE = 1.5  # times slower than the median, from which on a node is named: training,
 SLOW_LINK = 2.0  # and its link
@@ -27,6 +29,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "paused": ("paused",),
     "down": ("down",),
 }
+CUT_FIRST = ("down", "recovery", "paused", "wait")
+WORKED = {"inner", "lost", "open", "sync", "waiting"}  # buckets of who is in a round
 WORDS = {"inner": "training", "collect": "closing", "reduce": "the exchange", "commit": "the commit"}
 
 
@@ -70,15 +74,25 @@ def name_of(record: CommitRecord, node: NodeId) -> str:
     return record.names.get(node, node)
 
 
-def waterfall(record: CommitRecord) -> list[dict[str, Any]]:
-    """The seconds of each node in each part of the round, those that trained longest first. `estimated`: by its
-    tokens and its pace, because the record does not say it."""
+def in_round(record: CommitRecord) -> set[NodeId]:
+    """Who was in the round, those with it that failed in it and were gone when it was committed."""
+    failed = {
+        f.node for f in record.failures if f.round == record.round and WORKED & record.spent.get(f.node, {}).keys()
+    }
+    return {*record.members, *record.contributors, *failed}
+
+
+def waterfall(record: CommitRecord, took: float) -> list[dict[str, Any]]:
+    """The seconds of each node in each part of the round, which took so many, those that trained longest first.
+    `estimated`: by its tokens and its pace, because the record does not say it. What is booked in the round and
+    was before it (a member that was gone for several rounds comes back) is no part of it."""
     training, closing = (record.seconds.get(phase, 0.0) for phase in ("inner", "collect"))
     exchange = record.seconds.get("reduce", 0.0) + record.seconds.get("commit", 0.0)
     rows = list[dict[str, Any]]()
     for node in dict.fromkeys((*record.members, *record.contributors, *record.spent)):
         if (of := record.spent.get(node)) is not None:
-            parts = {part: sum(of.get(bucket, 0.0) for bucket in buckets) for part, buckets in PARTS.items()}
+            booked = {part: sum(of.get(bucket, 0.0) for bucket in buckets) for part, buckets in PARTS.items()}
+            parts = _within(booked, took)
         else:
             pace = record.figures[node].tokens_per_s if node in record.figures else 0.0
             weight = record.contributors.get(node)
@@ -94,6 +108,15 @@ def waterfall(record: CommitRecord) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -row["inner"])
+
+
+def _within(parts: dict[str, float], took: float) -> dict[str, float]:
+    """The parts, cut so that they come to no more than the round took: what is least of its work first."""
+    beyond = sum(parts.values()) - took if took else 0.0
+    for part in CUT_FIRST:
+        cut = min(max(parts[part], 0.0), max(beyond, 0.0))
+        parts, beyond = parts | {part: parts[part] - cut}, beyond - cut
+    return parts
 
 
 def training_paces(record: CommitRecord) -> dict[NodeId, float]:
@@ -164,16 +187,30 @@ def _below_median(values: Mapping[NodeId, float], times: float) -> list[tuple[No
     return [(node, own, usual) for node, own in values.items() if own * times <= usual]
 
 
-def verdict_of(record: CommitRecord) -> str:
-    """The run's own verdict on who made the round slow, or fail; empty: there is none."""
-    return record.verdict.sentence if record.verdict is not None else ""
+def verdict_of(record: CommitRecord, usual: UsualTimes) -> str:
+    """The run's own verdict on who made the round slow, or fail; empty: there is none, or it says no more than
+    that nobody knows, of a round that was not long."""
+    if (verdict := record.verdict) is None:
+        return ""
+    vague = verdict.kind is Kind.UNKNOWN and not verdict.culprit and record.attempts < 2
+    return "" if vague and not _is_long(record, usual) else verdict.sentence
+
+
+def seconds_of(record: CommitRecord, usual: UsualTimes) -> float:
+    """Seconds that the round took, as far as they are known."""
+    return usual.took or sum(record.seconds.values())
+
+
+def _is_long(record: CommitRecord, usual: UsualTimes) -> bool:
+    """Whether the round took longer than usual, or nobody knows what is."""
+    return not usual.wall or seconds_of(record, usual) >= slowness.SLOW_TIMES * usual.wall
 
 
 def why(record: CommitRecord, usual: UsualTimes) -> str:
     """Why the round took as long as it did, in a sentence or two."""
     if record.void:
         return _sentence(record.reason, record)
-    if verdict := verdict_of(record):
+    if verdict := verdict_of(record, usual):
         return _sentence(verdict, record)
     return _by_phases(record, usual)
 
@@ -188,12 +225,13 @@ def _by_phases(record: CommitRecord, usual: UsualTimes) -> str:
     """The same where nobody was blamed: by the phase that took longer than usual."""
     spent = {phase: record.seconds.get(phase, 0.0) for phase in PHASES}
     idle = max(usual.took - sum(spent.values()), 0.0)
-    took = usual.took or sum(spent.values())
+    took = seconds_of(record, usual)
     if not usual.wall:
         return _sentence(record.reason, record)
-    if took < slowness.SLOW_TIMES * usual.wall:
+    if not _is_long(record, usual):
         how = "was quicker than usual" if took < QUICK * usual.wall else "took about as long as usual"
-        return f"It {how}; {record.reason}."
+        percent = round(100 * (took / usual.wall - 1))
+        return f"It {how}{f' ({percent:+d} %)' if abs(percent) >= WORTH_PERCENT else ''}; {record.reason}."
     more = {phase: spent[phase] - usual.phases[phase] for phase in PHASES}
     more["idle"] = idle - max(usual.wall - sum(usual.phases.values()), 0.0)
     most = max(more, key=lambda phase: more[phase])

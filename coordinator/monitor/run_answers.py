@@ -6,7 +6,7 @@ Calls block: they read records, and are made in a thread. Every answer is bounde
 """
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
@@ -18,6 +18,7 @@ import numpy as np
 
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.series import SeriesTable
 from atoll.coordinator.monitor import round_story
@@ -25,7 +26,14 @@ from atoll.coordinator.monitor.alerts import CONVICTIONS
 from atoll.coordinator.monitor.blame import blame_of
 from atoll.coordinator.monitor.contributions import DEFAULT_ACCOUNTS, MAX_ACCOUNTS
 from atoll.coordinator.monitor.curves import CurvesAsked, curves, names_asked
-from atoll.coordinator.monitor.event_search import DEFAULT_EVENTS, MAX_EVENTS, MAX_SEARCH, found_events
+from atoll.coordinator.monitor.event_search import (
+    DEFAULT_EVENTS,
+    MAX_EVENTS,
+    MAX_SEARCH,
+    found_events,
+    is_routine,
+    round_of,
+)
 from atoll.coordinator.monitor.figures import GONE_MEMORY
 from atoll.coordinator.monitor.links import links
 from atoll.coordinator.monitor.members import AtWork, is_here, mark_slow
@@ -43,7 +51,7 @@ from atoll.coordinator.monitor.node_story import (
 from atoll.coordinator.monitor.pace import pace_of
 from atoll.coordinator.monitor.period import period
 from atoll.coordinator.monitor.recorded import RecordedRun, recorded_snapshot
-from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure, Note
 
 DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
 MAX_REST = 0.1  # seconds between two records of an answer
@@ -52,6 +60,8 @@ MAX_CALM_WAIT, CALM_POLL = 5.0, 0.02
 MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
 RECENT_EVENTS = 60  # that a look back at the run has
 ROUND_EVENTS = 100  # that a round's own answer has
+# Rounds after one in which something may be told of it: who failed in it is back. Notes that are looked at for it.
+FAILURE_ROUNDS, MAX_ROUND_NOTES = 64, 5000
 NODE_EVENTS, NODE_NOTES = 50, 5000  # that a node's has; notes that are looked at for them
 MAX_BLAME, MAX_ABOUT = 200, 200  # verdicts, and decisions, of an answer; characters of what is asked about
 MAX_PUT_OUT = 6  # members that were put out and are told of
@@ -104,6 +114,10 @@ class RunSource(Protocol):
 
     def now(self) -> float:
         """Seconds since 1970."""
+        ...
+
+    def failures(self) -> list[Failure]:
+        """The failures of members that are not over, or were over lately; in the event loop's thread."""
         ...
 
     def round_trips(self) -> dict[NodeId, dict[NodeId, float]]:
@@ -240,7 +254,7 @@ class RunAnswers:
         usual = round_story.usual_times(self._records.series(), record)
         told: Answer = {
             **{"round": number, "seconds": usual.took or sum(record.seconds.values()), "usual": usual.wall},
-            **{"why": round_story.why(record, usual), "verdict": round_story.verdict_of(record)},
+            **{"why": round_story.why(record, usual), "verdict": round_story.verdict_of(record, usual)},
             **{"reason": record.reason, "void": record.void},
         }
         if number <= self.last:  # else its record is not complete: its verdict is still to come
@@ -262,9 +276,15 @@ class RunAnswers:
         return sorted(found, key=lambda one: -one["at"])[:MAX_PUT_OUT]
 
     def _with_names(self, events: list[Answer]) -> list[Answer]:
-        """The events with the names of the nodes that they are about; empty: it is not known."""
+        """The events with the names of the nodes that they are about (empty: it is not known), and whether they
+        are `routine`."""
         nodes = self._source.facts().nodes
-        return [e | {"name": nodes[e["node"]].name if e["node"] in nodes else ""} for e in events]
+        return [
+            e
+            | {"name": nodes[e["node"]].name if e["node"] in nodes else ""}
+            | ({"routine": True} if is_routine(Note(e["sentence"])) else {})
+            for e in events
+        ]
 
     def _newest_passage(self, upto: int, newest: CommitRecord | None) -> Answer | None:
         """What the model wrote when its loss was last measured, by round `upto` or by the record behind it."""
@@ -318,24 +338,76 @@ class RunAnswers:
             raise NotThere(f"there is no record of round {number}")
         return record
 
-    def round(self, query: Query) -> Answer:
-        """One round: `round` K. Its record, and the story that it tells."""
+    def round(self, query: Query, failures: Sequence[Failure] = ()) -> Answer:
+        """One round: `round` K. Its record, and the story that it tells. `failures`: the latest of members."""
         record = self._record(_number(query, "round", 0))
         usual = round_story.usual_times(self._records.series(), record)
-        since = record.committed_at - max(usual.took, sum(record.seconds.values()))
-        notes = self._records.iter_notes(record.committed_at + 1.0)
+        took = round_story.seconds_of(record, usual)
+        named = replace(record, names=self._names_of(record))
         return {
             "record": record,
-            "seconds": usual.took or sum(record.seconds.values()),
+            "seconds": took,
             "usual": usual,
+            "names": named.names,
+            "members": len(round_story.in_round(record)),
             "why": round_story.why(record, usual),
-            "verdict": round_story.verdict_of(record),
+            "verdict": round_story.verdict_of(record, usual),
             "passage": passage_of(record),
-            "waterfall": round_story.waterfall(record),
+            "waterfall": round_story.waterfall(named, took),
             "slow": round_story.slow_nodes(record),
-            "events": self._with_names(found_events(notes, after=since, limit=ROUND_EVENTS)["events"]),
+            "failures": self._failures_now(record, failures),
+            "events": self._with_names(self._events_of(record, took)),
             "last": self._records.series().last,
         }
+
+    def _names_of(self, record: CommitRecord) -> dict[NodeId, str]:
+        """The names in the record, and those of who was gone when it was made: from the one before, or as they are
+        known now."""
+        lacking = {*record.spent, *(f.node for f in record.failures)} - record.names.keys()
+        if not lacking:
+            return record.names
+        before, facts = self._names_in(record.round - 1)[0], self._source.facts().nodes
+        now = {node: facts[node].name for node in lacking & facts.keys() if facts[node].name}
+        return record.names | now | {node: before[node] for node in lacking & before.keys()}
+
+    def _failures_now(self, record: CommitRecord, latest: Sequence[Failure]) -> list[Failure]:
+        """The failures that the record tells of, with what is known of them since: from the records of some rounds
+        after it, and of those that are not committed yet from the `latest`."""
+        found = {f.number: f for f in record.failures}
+        open_ = {f.number: f for f in record.failures if f.recovered is None}
+
+        def learn(told: Iterable[Failure]) -> None:
+            for f in told:
+                if (known := open_.get(f.number)) is not None and (known.node, known.at) == (f.node, f.at):
+                    found[f.number] = f
+                    if f.recovered is not None:
+                        del open_[f.number]
+
+        last = min(record.round + FAILURE_ROUNDS, self._records.series().last)
+        for view in self._records.views(range(record.round + 1, last + 1) if open_ else ()):
+            if not open_:
+                break
+            learn(view.failures)
+        learn(latest)
+        return list(found.values())
+
+    def _events_of(self, record: CommitRecord, took: float) -> list[Answer]:
+        """What was noted in the round, of other rounds aside, and what was noted of it later."""
+        rounds, at = self._records.series().columns("round", "committed_at")
+        behind = int(np.searchsorted(rounds, record.round + FAILURE_ROUNDS, "right"))
+        until = float(at[behind]) if behind < len(at) else inf
+        since, before = record.committed_at - took, record.committed_at + 1.0
+
+        def of_it() -> Iterator[tuple[float, Note]]:
+            for when, note in islice(self._records.iter_notes(until), MAX_ROUND_NOTES):
+                if when < since:
+                    return
+                about = round_of(note)
+                if about == record.round or (not about and when < before):
+                    yield when, note
+
+        found: list[Answer] = found_events(of_it(), limit=ROUND_EVENTS)["events"]
+        return found
 
     def series(self, query: Query) -> Answer:
         """Curves: `names` over `x`, `from` and `to` of it, of `points` points."""
@@ -430,12 +502,15 @@ class RunAnswers:
         return seen
 
     def events(self, query: Query) -> Answer:
-        """What was noted `after` a time and `before` another, with all words of `search`; `limit` of it. Where
-        both are given, `period`: the rounds in between."""
+        """What was noted `after` a time and `before` another, with all words of `search`; `limit` of it, `routine`
+        (1) with what is noted of any round. Where both times are given, `period`: the rounds in between."""
         before, after = _real(query, "before"), _real(query, "after")
         limit = min(max(_number(query, "limit", DEFAULT_EVENTS), 1), MAX_EVENTS)
-        notes = self._records.iter_notes(inf if before is None else before)
-        found = found_events(notes, query.get("search", "")[:MAX_SEARCH], after or 0.0, limit)
+        notes, routine = self._records.iter_notes(inf if before is None else before), query.get("routine", "0")
+        if routine not in ("0", "1"):
+            raise ValueError(f"routine={routine[:40]!r}: give 0 or 1")
+        words = query.get("search", "")[:MAX_SEARCH]
+        found = found_events(notes, words, after or 0.0, limit, routine == "1")
         between = None if after is None or before is None else period(self._records.series(), after, before)
         return found | {"events": self._with_names(found["events"]), "period": between}
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from atoll.comm.durations import in_words
+from atoll.comm.durations import in_words, remaining
 from atoll.comm.terminal import say, show_table, visible
 
 MEMBERS_SHOWN = 50
@@ -66,7 +66,7 @@ def _story(run: dict[str, Any]) -> Iterator[str]:
     said += [f"{pace['tokens_per_s']:,.0f} tokens/s"] if pace.get("tokens_per_s") else []
     if run.get("ends_at") and pace.get("seconds_left"):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["ends_at"]))
-        said.append(f"finished in {in_words(pace['seconds_left'])}, {when}")
+        said.append(f"finished in {remaining(pace['seconds_left'])}, {when}")
     if said:
         yield ", ".join(said)
     if sum(run.get("goodput_seconds", {}).values()):
@@ -76,6 +76,9 @@ def _story(run: dict[str, Any]) -> Iterator[str]:
         )
     if last := run.get("last_round"):
         yield f"round {last['round']} took {in_words(last['seconds'])}: {last['why']}"
+    for m in run.get("returned", []):
+        since, until = (time.strftime("%H:%M:%S", time.localtime(m[at])) for at in ("since", "until"))
+        yield f"{m['name']} ({m['node_id']}) was away {since} to {until}: {m['reason']}"
     yield from (f"{m['name']} ({m['node_id']}) {m['slow']}" for m in run["members"] if m.get("slow"))
 
 

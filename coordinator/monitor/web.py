@@ -22,6 +22,7 @@ import secrets
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -82,10 +83,10 @@ class RunWeb:
             "/api/run": (self._run, ("round",)),
             "/api/stream": (self._stream, ()),
             "/api/rounds": (ask(answers.rounds), ("since", "limit", "fields")),
-            "/api/round/{round}": (ask(answers.round), ()),
+            "/api/round/{round}": (self._round, ()),
             "/api/series": (ask(answers.series), ("x", "names", "from", "to", "points")),
             "/api/node/{node}": (ask(answers.node), ("from", "to", "points")),
-            "/api/events": (ask(answers.events), ("search", "after", "before", "limit")),
+            "/api/events": (ask(answers.events), ("search", "after", "before", "limit", "routine")),
             "/api/blame": (ask(answers.blame), ("about",)),
             "/api/links": (ask(answers.links), ("round",)),
             "/api/contributions": (ask(answers.contributions), ("limit", "offset")),
@@ -132,6 +133,10 @@ class RunWeb:
                 good = max(SNAPSHOT_TTL, SNAPSHOT_TTL_OF_COST * self._cost)
                 self._snapshot = made + min(good, STREAM_INTERVAL), answer, body
             return self._snapshot[1:]
+
+    async def _round(self, request: Request) -> Response:
+        failures = self._source.failures()
+        return await self._in_thread(partial(self._answers.round, failures=failures))(request)
 
     # The stream
 

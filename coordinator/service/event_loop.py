@@ -303,7 +303,8 @@ class EventLoop:
         failures cost, in sentences."""
         record = replace(self.telemetry.complete(record), config_digest=self.config_digest)
         names = {failure.node: self.state.name(failure.node) for failure in record.failures}
-        notes = [Note(sentence, node) for node, sentence in sentences(record.failures, names)]
+        told = sentences(record.failures, names, record.round)
+        notes = [Note(sentence, failure.node, failure.round) for failure, sentence in told]
         return [*notes, Publish(record)]
 
     def _replayed(self, before: State, after: State, event: Event, out: list[Effect], at: float) -> None:

@@ -23,6 +23,7 @@ from atoll.coordinator.state_machine.events import Failure
 
 MAX_QUIET = 8  # rounds without a failure that tell what is usual
 MAX_OPEN = 1000  # failures that are not over
+BACK_SECONDS, MAX_BACK = 600.0, 100  # for which those that are over are remembered, and how many
 
 
 class FailureLog(msgspec.Struct):
@@ -31,6 +32,7 @@ class FailureLog(msgspec.Struct):
     count: int = 0
     open: dict[NodeId, Failure] = {}  # the latest of each member that does not train again yet
     over: list[Failure] = []  # since the last commit
+    back: list[Failure] = []  # that were over in the last minutes, with what is known of them now
     quiet: list[float] = []  # seconds that a member waited and exchanged, mean of each of the latest quiet rounds
 
     def noticed(self, node: NodeId, round_: int, reason: str, at: float, now: float) -> None:
@@ -51,7 +53,13 @@ class FailureLog(msgspec.Struct):
     def recovered(self, node: NodeId, now: float) -> None:
         """A member trains again, or is heard again."""
         if (known := self.open.pop(node, None)) is not None:
-            self.over.append(replace(known, recovered=max(now - known.at, 0.0)))
+            over = replace(known, recovered=max(now - known.at, 0.0))
+            self.over.append(over)
+            self.back = [*(f for f in self.back if ended_at(f) > now - BACK_SECONDS), over][-MAX_BACK:]
+
+    def latest(self) -> list[Failure]:
+        """Those that are not over, and those that were over in the last minutes."""
+        return [*self.back, *self.open.values()]
 
     def closed(self, node: NodeId) -> None:
         """Nothing more will come of a member's failure."""
@@ -73,23 +81,35 @@ class FailureLog(msgspec.Struct):
 
         self.open = {n: shared(f) for n, f in self.open.items()}
         told = [*map(shared, self.over), *(f for f in self.open.values() if f.number in numbers)]
-        self.over = []
+        self.over, self.back = [], [*map(shared, self.back)]
         return tuple(sorted(told, key=lambda f: f.number))
 
 
-def sentences(failures: tuple[Failure, ...], names: dict[NodeId, str]) -> Iterator[tuple[NodeId, str]]:
-    """What the failures of a commit record cost, for people: nothing of those that cost nothing worth a word."""
+def ended_at(failure: Failure) -> float:
+    """Seconds since 1970; when the member was back. Of one that is not, when all was well."""
+    return failure.at + (failure.recovered or 0.0)
+
+
+def sentences(
+    failures: tuple[Failure, ...], names: dict[NodeId, str], round_: int
+) -> Iterator[tuple[Failure, str]]:
+    """What the failures that the commit record of a round tells of cost, for people: nothing of those that cost
+    nothing worth a word, and of those that were told before no more than that they are over."""
     for f in failures:
         if f.recovered is None or f.lost >= 1 or f.waited >= 1:
-            who = names.get(f.node, f.node)
-            back = "" if f.recovered is None else f", it was back {seconds(f.recovered)} after that"
-            mine = f"; {seconds(f.lost)} of its inner steps are lost" if f.lost >= 0.05 else ""
-            others = f"; the others waited {seconds(f.waited)} of their time more than usual" if f.waited else ""
-            yield (
-                f.node,
-                f"{who} failed in round {f.round} ({f.reason}): noticed {seconds(f.detected)} after it was last "
-                f"well{back}{mine}{others}",
-            )
+            yield f, _sentence(f, names.get(f.node, f.node), f.round < round_)
+
+
+def _sentence(f: Failure, who: str, told: bool) -> str:
+    lost = f"; {seconds(f.lost)} of its inner steps are lost" if f.lost >= 0.05 else ""
+    if told and f.recovered is not None:
+        return f"{who} is at work again, {seconds(f.recovered)} after it was last well in round {f.round}{lost}"
+    back = "" if f.recovered is None else f", it was back {seconds(f.recovered)} after that"
+    others = f"; the others waited {seconds(f.waited)} of their time more than usual" if f.waited else ""
+    return (
+        f"{who} failed in round {f.round} ({f.reason}): noticed {seconds(f.detected)} after it was last well"
+        f"{back}{lost}{others}"
+    )
 
 
 def seconds(value: float) -> str:

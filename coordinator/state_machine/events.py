@@ -421,8 +421,8 @@ class Note(Struct, frozen=True, gc=False):
 
     sentence: str
     node: NodeId | None = None
+    round: int = 0  # that it is about, where it may come in a later one; 0: the one under way, or none
     # Of a note on a slow or failed round; `record.verdict` is the same, once the record is complete.
-    round: int = 0
     verdict: Verdict | None = None
 
 

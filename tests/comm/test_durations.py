@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.comm.durations import in_words
+from atoll.comm.durations import in_words, remaining
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,9 @@ from atoll.comm.durations import in_words
 )
 def test_a_time_is_said_in_its_two_largest_units(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
+
+
+def test_what_is_yet_to_come_is_said_in_minutes_if_it_is_long() -> None:
+    assert [remaining(s) for s in (61.0, 599.0, 2112.0, 3580.0, 6000.0)] == [
+        *["1 min 01 s", "9 min 59 s", "35 min", "1 h 00 min", "1 h 40 min"]
+    ]

@@ -72,7 +72,7 @@ class Chart {
         { ...axis, space: 70, ...(this.shape.time ? {} : { values: (u, ticks) => ticks.map(t => this.shape.axis === "tokens" ? short(t) : Number.isInteger(t) ? count(t) : "") }) },
         { ...axis, size: 62, values: (u, ticks) => ticks.map(t => this.shape.tick(t, ticks)), ...(this.shape.incrs ? { incrs: this.shape.incrs } : {}) },
       ],
-      series: [{}, ...names.map(([, label], i) => ({ label, stroke: css(`--curve-${i}`), width: 1.6, spanGaps: true, points: { show: u => u.data[0].length < 60 } }))],
+      series: [{}, ...names.map(([, label], i) => ({ label, stroke: css(`--curve-${i}`), width: 1.6, spanGaps: !this.shape.gaps, points: { show: u => u.data[0].length < 60, ...(this.shape.gaps ? { filter: alone } : {}) } }))],
       hooks: { draw: [u => this.drawMarks(u)], setScale: [(u, key) => key === "x" && this.rescaled()], setCursor: [() => this.tell()] },
     }, [[], ...names.map(() => [])], this.place);
     this.plot.over.addEventListener("click", event => {
@@ -175,6 +175,14 @@ class Chart {
     this.plot.setCursor({ left: this.plot.valToPos(x[next], "x"), top: this.place.clientHeight / 3 });
     this.tell();
   }
+}
+
+// Of a curve with gaps: where points are drawn; those without neighbours always are, else they would not be seen.
+function alone(u, series, shown) {
+  const values = u.data[series], found = [];
+  for (let i = 0; i < values.length; i++)
+    if (values[i] != null && (shown || values[i - 1] == null && values[i + 1] == null)) found.push(i);
+  return found;
 }
 
 function chartKey(place, labels) {

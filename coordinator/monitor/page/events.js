@@ -1,6 +1,6 @@
 // What happened: the latest, those of an hour, those with some words; older ones page by page.
 const HOUR = 3600, EVENTS = 100;
-const asked = { search: "", after: null, before: null };
+const asked = { search: "", after: null, before: null, routine: false }; // routine: that a round closes
 let listed = [], older = null, upTo = null; // `upTo`: seconds, while looking back
 
 const eventLine = event => element("li", {}, hourButton(event.at), " ", ...eventWords(event));
@@ -28,7 +28,7 @@ const eventKey = event => `${event.at} ${event.sentence}`;
 async function loadEvents(more = false) {
   const end = asked.before == null ? upTo : Math.min(asked.before, upTo ?? Infinity);
   const before = more ? older : end;
-  const said = await ask("events", { search: asked.search, after: asked.after, before, limit: EVENTS });
+  const said = await ask("events", { search: asked.search, after: asked.after, before, limit: EVENTS, routine: asked.routine ? 1 : null });
   listed = more ? [...listed, ...said.events] : said.events;
   older = said.before;
   if (more) byId("events").append(...said.events.map(eventLine));
@@ -56,7 +56,7 @@ function hourStory(period, end) {
 function addEvents(events) { // of a living run, the latest last
   if (asked.search || asked.after != null || upTo != null) return;
   const known = new Set(listed.slice(0, 200).map(eventKey));
-  const fresh = events.filter(event => !known.has(eventKey(event)) && (!listed.length || event.at >= listed[0].at));
+  const fresh = events.filter(event => (asked.routine || !event.routine) && !known.has(eventKey(event)) && (!listed.length || event.at >= listed[0].at));
   if (!fresh.length) return;
   fresh.reverse();
   listed = [...fresh, ...listed].slice(0, 2000);
@@ -80,6 +80,7 @@ function visitHour(at) {
 }
 const hourNow = () => asked.after ?? (current.run ? current.run.now : Date.now() / 1000);
 byId("events-search").addEventListener("input", settled(() => { asked.search = byId("events-search").value.trim(); reloadEvents(); }, 250));
+byId("events-routine").addEventListener("change", () => { asked.routine = byId("events-routine").checked; reloadEvents(); });
 byId("events-hour").addEventListener("change", () => showHour(new Date(byId("events-hour").value).getTime() / 1000));
 byId("hour-before").addEventListener("click", () => showHour(hourNow() - HOUR));
 byId("hour-after").addEventListener("click", () => showHour(hourNow() + HOUR));

@@ -106,9 +106,13 @@ function hide(row, off) {
 
 function showAttention(run) {
   const troubled = sorted_by_urgency(run.members.filter(inTrouble));
-  byId("attention").hidden = !troubled.length && !run.put_out.length;
-  const shown = troubled.slice(0, 6), more = troubled.length - shown.length, out = run.put_out;
-  const items = children(byId("attention-list"), shown.length + (more > 0) + out.length, () => element("li", {}, element("a"), element("span")));
+  byId("attention").hidden = !troubled.length && !run.put_out.length && !run.returned.length;
+  const shown = troubled.slice(0, 6), more = troubled.length - shown.length;
+  const said = [
+    ...run.returned.map(m => [m, ` was away ${clock(m.since)} to ${clock(m.until)}: ${m.reason}`]),
+    ...run.put_out.map(m => [m, ` was ${m.consequence} in round ${count(m.round)}: ${m.sentence}`]),
+  ];
+  const items = children(byId("attention-list"), shown.length + (more > 0) + said.length, () => element("li", {}, element("a"), element("span")));
   shown.forEach((m, i) => {
     const [link, said] = items[i].children;
     link.href = `#/node/${encodeURIComponent(m.node_id)}`;
@@ -119,11 +123,11 @@ function showAttention(run) {
     const [link, said] = items[shown.length].children;
     link.href = "#members-title"; text(link, `and ${plural(more, "member")} more`); text(said, "");
   }
-  out.forEach((m, i) => {
-    const [link, said] = items[items.length - out.length + i].children;
+  said.forEach(([m, words], i) => {
+    const [link, rest] = items[items.length - said.length + i].children;
     link.href = `#/node/${encodeURIComponent(m.node_id)}`;
     text(link, `${m.name} (${m.node_id})`);
-    text(said, ` was ${m.consequence} in round ${count(m.round)}: ${m.sentence}`);
+    text(rest, words);
   });
 }
 

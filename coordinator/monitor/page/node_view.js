@@ -70,7 +70,7 @@ function nodeChart(id, name, { series, last }) {
   const draw = range => {
     const { label, say } = NODE_KINDS[kind.value], { round } = series;
     chart.show({ x: round, round, rows: series, describe: i => `Round ${count(round[i])}, ${moment(series.at[i])}` },
-      { curves: { [kind.value]: label }, say, tick: value => short(value), time: false, axis: kind.value }, range);
+      { curves: { [kind.value]: label }, say, tick: value => short(value), time: false, axis: kind.value, gaps: true }, range);
     text(title, `Rounds ${count(round[0])} to ${count(round[round.length - 1])}`);
   };
   kind.addEventListener("change", () => draw(chart.given));

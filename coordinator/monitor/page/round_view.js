@@ -7,11 +7,11 @@ const MANY = 60; // nodes that are drawn at first
 async function showRound(number) {
   const said = await ask(`round/${encodeURIComponent(number)}`), { record } = said;
   const facts = element("dl", { class: "facts" });
-  fact(facts, "Took", `${span(said.seconds)}${said.usual.wall ? `, usually ${span(said.usual.wall)}` : ""}`);
+  fact(facts, "Took", `${span(said.seconds)}${said.usual.wall ? `, usually ${span(said.usual.wall)} (${moreBy(said.seconds / said.usual.wall - 1)})` : ""}`);
   fact(facts, "Committed", hourButton(record.committed_at));
   if (!record.void) fact(facts, "Train loss", digits(record.train_loss));
   if (record.val_loss != null) fact(facts, "Validation loss", digits(record.val_loss));
-  if (!record.void) fact(facts, "Contributors", `${count(Object.keys(record.contributors).length)} of ${plural(record.members.length, "member")}`);
+  if (!record.void) fact(facts, "Contributors", `${count(Object.keys(record.contributors).length)} of ${plural(said.members, "member")}`);
   fact(facts, "Attempts", count(record.attempts));
   for (const [phase, seconds] of Object.entries(record.seconds)) fact(facts, PHASE_WORDS[phase] || phase, span(seconds) + usually(said.usual.phases[phase]));
   if (record.predicted) fact(facts, "Exchange as predicted", span(record.predicted));
@@ -39,7 +39,7 @@ async function showRound(number) {
       element("a", { href: `#/at/${record.round}` }, "The run as of this round")),
     element("p", { class: record.void ? "bad" : "" }, said.why), facts,
     ...(record.void ? [element("h3", {}, "What a void round is"), element("p", {}, VOID)] : []),
-    ...verdictFacts(said), ...failureTable(record),
+    ...verdictFacts(said), ...failureTable(said),
     record.void && !said.slow.length ? null : element("h3", {}, "Who was slow"),
     record.void && !said.slow.length ? null : said.slow.length ? element("ul", {}, ...said.slow.slice(0, 30).map(s => element("li", {}, nodeLink(s.node, s.name), s.sentence.startsWith(s.name) ? s.sentence.slice(s.name.length) : `: ${s.sentence}`))) : element("p", {}, "Nobody was much slower than the others."),
     said.why.toLowerCase().includes(record.reason.toLowerCase()) ? null : element("p", {}, sentence(record.reason)),
@@ -55,14 +55,14 @@ async function showRound(number) {
   ]);
 }
 // What was to blame, how that is known, and what stands beside it.
-function verdictFacts({ why, record: { verdict } }) {
-  if (!verdict) return [];
+function verdictFacts({ why, verdict: known, record: { verdict } }) {
+  if (!known) return [];
   const facts = element("dl", { class: "facts" });
   fact(facts, "Kind", verdict.kind);
   if (verdict.name) fact(facts, verdict.peer ? "Between" : "Who", element("span", {}, whom(verdict.culprit, verdict.name), ...(verdict.peer ? [" and ", whom(verdict.peer, verdict.peer_name)] : [])));
   fact(facts, "Known", KNOWN_HOW[verdict.confidence] || verdict.confidence);
   if (verdict.slower) fact(facts, "Slower than usual", span(verdict.slower));
-  if (verdict.seconds) fact(facts, "Of that by this", span(verdict.seconds));
+  if (verdict.seconds) fact(facts, verdict.slower ? "Of that by this" : "By this", span(Math.min(verdict.seconds, verdict.slower || Infinity)));
   for (const [name, value] of verdict.facts) fact(facts, sentence(name).slice(0, -1), value);
   const said = why.toLowerCase().includes(verdict.sentence.toLowerCase());
   return [element("h3", {}, "The verdict"), said ? null : element("p", {}, sentence(verdict.sentence)), facts,
@@ -70,8 +70,8 @@ function verdictFacts({ why, record: { verdict } }) {
 }
 const whom = (id, name) => /^n\d+$/.test(id) ? nodeLink(id, name) : name; // a data store has no view
 
-// What each failure of a member cost; one that is over is told of again, in the round in which it was.
-function failureTable({ failures, names, round }) {
+// What each failure of a member cost, as it is known now; one that is over is told of again, in the round in which it was.
+function failureTable({ failures, names, record: { round } }) {
   if (!failures.length) return [];
   const rows = element("tbody");
   const heads = ["Member", "What", "To detect", "To recover", "Own steps lost", "Others' time lost"];
@@ -83,4 +83,5 @@ function failureTable({ failures, names, round }) {
   return [element("h3", {}, "Failures"), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Failures of members" },
     element("table", {}, element("thead", {}, element("tr", {}, ...heads.map((label, i) => element("th", { scope: "col", class: ["", "wide", "n", "n", "n wide", "n"][i] }, label)))), rows))];
 }
+const moreBy = share => `${share < 0 ? "\u2212" : "+"}${count(Math.abs(100 * share))} %`;
 const usually = seconds => seconds > 0.05 ? `, usually ${span(seconds)}` : "";

@@ -33,6 +33,9 @@ function span(seconds, tenths = 1) { // in its two largest units
   return `${count(Math.floor(s / 86400))} d ${Math.floor(s % 86400 / 3600)} h`;
 }
 
+// What is yet to come is not known to the second, if it is long.
+const remaining = seconds => seconds < 600 ? span(seconds, 0) : seconds < 3570 ? `${Math.round(seconds / 60)} min` : span(Math.round(seconds / 60) * 60);
+
 const two = n => String(n).padStart(2, "0");
 const day = d => `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`;
 const dateOf = at => new Date(at * 1000);

@@ -95,3 +95,14 @@ def test_void_rounds_attempts_and_members_that_come_and_go_are_marked() -> None:
 def test_a_question_that_makes_no_sense_is_refused_with_a_sentence(question: dict[str, object]) -> None:
     with pytest.raises(BadQuestion):
         CurvesAsked(**question)  # type: ignore[arg-type]
+
+
+def test_the_first_round_took_its_phases() -> None:
+    table = SeriesTable()
+    table.extend(map(series_row, past_runs.records(past_runs.Story(rounds=5))))
+    found = curves(table, CurvesAsked(names=("wall", "tokens_per_s")))
+    first = next(past_runs.records(past_runs.Story(rounds=5)))
+    assert found["series"]["wall"][0] == pytest.approx(sum(first.seconds.values()), rel=1e-5)
+    assert found["series"]["tokens_per_s"][0] == pytest.approx(
+        first.tokens / sum(first.seconds.values()), rel=1e-5
+    )

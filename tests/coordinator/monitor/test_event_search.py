@@ -6,7 +6,7 @@ import pytest
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.monitor import event_search
-from atoll.coordinator.monitor.event_search import found_events
+from atoll.coordinator.monitor.event_search import found_events, round_of
 from atoll.coordinator.state_machine.events import Note
 
 NOTES = [
@@ -54,3 +54,20 @@ def test_a_long_search_ends_early_and_is_gone_on_with(monkeypatch: pytest.Monkey
 
 def test_no_notes_are_no_events() -> None:
     assert found_events(iter([]), "q") == {"events": [], "before": None}
+
+
+def test_what_is_noted_of_any_round_is_found_by_who_asks_for_it() -> None:
+    said = (
+        "round 7 closes: ada should send what is there",
+        "round 7 goes on without ada: it is silent",
+        "ada joined",
+    )
+    notes = [(float(k), Note(sentence)) for k, sentence in enumerate(said)][::-1]
+    assert [e["sentence"] for e in found_events(iter(notes))["events"]] == [said[2], said[1]]
+    assert [e["sentence"] for e in found_events(iter(notes), "round 7")["events"]] == [said[1]]
+    assert [e["sentence"] for e in found_events(iter(notes), routine=True)["events"]] == list(said[::-1])
+
+
+def test_the_round_that_a_note_is_about_is_said_by_it_or_its_first_words() -> None:
+    assert round_of(Note("ada failed", round=3)) == round_of(Note("round 3 took 9 s")) == 3
+    assert round_of(Note("ada is active from round 3 on")) == round_of(Note("rounds 3")) == 0

@@ -3,7 +3,8 @@
 from typing import Any
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.monitor.members import AtWork, mark_slow
+from atoll.coordinator.monitor.members import AtWork, mark_slow, returned
+from atoll.coordinator.state_machine.events import Failure
 
 ADA, BO, CY = (NodeId(n) for n in ("n1", "n2", "n3"))
 
@@ -47,3 +48,19 @@ def test_who_waited_for_data_in_its_steps_is_told_so_between_two_rounds_too() ->
     better = member(ADA, 1000.0)
     mark_slow([better], {ADA: AtWork(900.0, 0.35)}, {})
     assert better["slow"] is None
+
+
+def test_who_was_away_and_is_back_is_told_of_for_ten_minutes() -> None:
+    away = Failure(1, ADA, 3, "silent for 5 s", 1000.0, 5.0, 42.0)
+    again = Failure(2, ADA, 4, "its trainer ended", 1100.0, 0.0, 9.0)
+    brief = Failure(3, BO, 4, "its connection broke", 1100.0, 0.0, 0.4)
+    gone = Failure(4, CY, 4, "silent for 5 s", 1100.0, 5.0)
+    [told] = returned([away, brief, gone], 1600.0, {ADA: "ada"})
+    assert (told["name"], told["since"], told["until"], told["reason"]) == (
+        "ada",
+        1000.0,
+        1042.0,
+        "silent for 5 s",
+    )
+    assert [m["since"] for m in returned([away, again], 1600.0, {})] == [1100.0], "each once"
+    assert returned([away], 1643.0, {}) == []

@@ -9,8 +9,16 @@ from atoll.coordinator.causes import slowness
 from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.causes.slowness import MEMORY, RoundPace
 from atoll.coordinator.history.series import SeriesTable, series_row
-from atoll.coordinator.monitor.round_story import UsualTimes, slow_nodes, usual_times, verdict_of, waterfall, why
-from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.monitor.round_story import (
+    UsualTimes,
+    in_round,
+    slow_nodes,
+    usual_times,
+    verdict_of,
+    waterfall,
+    why,
+)
+from atoll.coordinator.state_machine.events import CommitRecord, Failure
 
 STORY = past_runs.Story(rounds=60)
 RECORDS = list(past_runs.records(STORY))
@@ -45,9 +53,18 @@ def test_a_long_round_is_explained_by_the_phase_that_took_longest_and_who_was_sl
     assert why(away, usual_times(series(60), away)).startswith("Before it the run stood still for 20 min 00 s;")
     usual = RECORDS[20]
     assert why(usual, usual_times(series(60), usual)).startswith("It took about as long as usual;")
+    longer = usual_times(series(60), usual)
+    longer = replace(longer, took=1.12 * longer.wall)
+    assert why(usual, longer).startswith("It took about as long as usual (+12 %);")
+    vague = Verdict(
+        Kind.UNKNOWN, "", "", "", "", "nothing that was gathered says why", Confidence.GUESSED, 7.0, 7.0
+    )
+    assert why(replace(usual, verdict=vague), longer) == why(usual, longer), "a round of the same slowness"
+    long = replace(longer, took=1.3 * longer.wall)
+    assert why(replace(usual, verdict=vague), long) == "Nothing that was gathered says why."
     quick = usual_times(series(60), usual)
     quick = replace(quick, took=0.7 * quick.wall)
-    assert why(usual, quick) == "It was quicker than usual; a quorum has its 20 steps; gus had less."
+    assert why(usual, quick) == "It was quicker than usual (-30 %); a quorum has its 20 steps; gus had less."
 
 
 def test_of_a_void_round_nobody_was_slow_because_nothing_of_it_counts() -> None:
@@ -62,13 +79,13 @@ def test_a_verdict_of_the_run_is_said_in_its_words() -> None:
     sentence = "the link from ivy to gus lost 3 % of its packets"
     verdict = Verdict(Kind.PACKET_LOSS, "n8", "ivy", "n6", "gus", sentence, Confidence.TOLD)
     judged = replace(LAST, verdict=verdict)
-    assert verdict_of(judged) == sentence
+    assert verdict_of(judged, usual_times(series(60), judged)) == sentence
     assert why(judged, usual_times(series(60), judged)) == f"T{sentence[1:]}."
     named = replace(judged, verdict=replace(verdict, sentence="ivy died"))
     assert why(named, usual_times(series(60), named)) == "ivy died.", "a name stays as it is"
     whose = replace(judged, verdict=replace(verdict, sentence="ivy's trainer hung"))
     assert why(whose, usual_times(series(60), whose)) == "ivy's trainer hung."
-    assert verdict_of(LAST) == ""
+    assert verdict_of(LAST, usual_times(series(60), LAST)) == ""
 
 
 def test_who_is_to_blame_is_among_the_slow_once() -> None:
@@ -118,7 +135,7 @@ def test_who_rests_between_its_steps_is_the_slow_one_and_not_whose_last_steps_we
 
 
 def test_time_is_estimated_by_tokens_and_pace_and_comes_to_the_rounds() -> None:
-    rows = waterfall(LAST)
+    rows = waterfall(LAST, 98.0)
     assert len(rows) == len(LAST.members) and all(row["estimated"] for row in rows)
     whole = sum(LAST.seconds.values())
     for row in rows:
@@ -128,8 +145,24 @@ def test_time_is_estimated_by_tokens_and_pace_and_comes_to_the_rounds() -> None:
 
 def test_time_that_the_record_says_is_taken_from_it() -> None:
     spent = {NodeId("n1"): {"inner": 50.0, "sync": 7.0, "waiting": 2.0, "recovering": 1.0}}
-    rows = waterfall(replace(LAST, spent=spent))
+    rows = waterfall(replace(LAST, spent=spent), 98.0)
     [ada] = [row for row in rows if row["node_id"] == "n1"]
     assert not ada["estimated"]
     assert (ada["inner"], ada["exchange"], ada["wait"], ada["recovery"]) == (50.0, 7.0, 2.0, 1.0)
     assert sum(row["estimated"] for row in rows) == len(rows) - 1
+
+
+def test_of_the_time_for_which_a_member_was_away_a_round_has_no_more_than_it_took() -> None:
+    spent = {NodeId("n1"): {"down": 25.8, "recovering": 1.0, "inner": 3.0, "open": -0.5}}
+    [ada] = [row for row in waterfall(replace(LAST, spent=spent), 8.0) if row["node_id"] == "n1"]
+    assert (ada["inner"], ada["recovery"], ada["down"]) == (2.5, 1.0, 4.5)
+
+
+def test_who_failed_in_a_round_was_in_it() -> None:
+    cy, dee = NodeId("n33"), NodeId("n34")
+    died = Failure(1, cy, LAST.round, "silent for 5 s", LAST.committed_at - 9, 5.0)
+    joining = replace(died, number=2, node=dee)
+    spent = {cy: {"lost": 3.0, "down": 5.0}, dee: {"recovering": 4.0}}
+    assert in_round(replace(LAST, spent=spent, failures=(died, joining))) == {*LAST.members, cy}
+    earlier = replace(died, round=LAST.round - 1)
+    assert in_round(replace(LAST, spent=spent, failures=(earlier,))) == {*LAST.members}

@@ -185,7 +185,7 @@ def test_a_question_with_an_unknown_name_is_told_the_known_ones(state_dir: Path)
     async def story() -> None:
         with replay.opened(str(state_dir)) as past:
             said = (await ask(web.web(past), "/api/events?limit=2&hour=2")).body.decode()
-            assert said == "/api/events knows no 'hour': give search, after, before, limit\n"
+            assert said == "/api/events knows no 'hour': give search, after, before, limit, routine\n"
             said = (await ask(web.web(past), "/api/stream?x=1")).body.decode()
             assert said == "/api/stream knows no 'x': give nothing\n"
 

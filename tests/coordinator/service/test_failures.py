@@ -1,7 +1,7 @@
 """What failures cost is told once they are committed, and again when they are over."""
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.service.failures import MAX_OPEN, FailureLog, seconds, sentences
+from atoll.coordinator.service.failures import BACK_SECONDS, MAX_OPEN, FailureLog, ended_at, seconds, sentences
 from atoll.coordinator.state_machine.events import Failure
 
 A, B = NodeId("n1"), NodeId("n2")
@@ -67,16 +67,32 @@ def test_who_says_good_bye_is_not_waited_for_and_the_log_is_bounded() -> None:
     assert len(log.open) == MAX_OPEN
 
 
+def test_who_is_back_is_remembered_for_some_minutes_with_what_its_failure_cost() -> None:
+    log = FailureLog()
+    log.noticed(A, 1, "it is silent", 100.0, 104.0)
+    assert [f.node for f in log.latest()] == [A]
+    log.recovered(A, 140.0)
+    log.committed(1, 50.0, 8, 5.0)
+    [back] = log.latest()
+    assert (back.node, back.recovered, back.waited, ended_at(back)) == (A, 40.0, 10.0, 140.0)
+    log.noticed(B, 9, "its trainer ended", 300.0, 300.0)
+    log.recovered(B, 140.0 + BACK_SECONDS)
+    assert [f.node for f in log.latest()] == [B]
+
+
 def test_a_failure_is_told_to_people_if_it_cost_something() -> None:
     names = {A: "ada"}
     brief = Failure(1, A, 6, "its connection broke", 100.0, 0.0, 0.5)
-    assert list(sentences((brief,), names)) == []
+    assert list(sentences((brief,), names, 6)) == []
     dear = Failure(2, A, 6, "its connection broke", 100.0, 1.25, 40.0, 9.3, 12.0)
-    assert list(sentences((dear,), names)) == [
+    assert list(sentences((dear,), names, 6)) == [
         (
-            A,
+            dear,
             "ada failed in round 6 (its connection broke): noticed 1.2 s after it was last well, it was back 40 s "
             "after that; 9.3 s of its inner steps are lost; the others waited 12 s of their time more than usual",
         )
+    ]
+    assert list(sentences((dear,), names, 9)) == [
+        (dear, "ada is at work again, 40 s after it was last well in round 6; 9.3 s of its inner steps are lost")
     ]
     assert (seconds(0.04), seconds(3.14), seconds(99.6)) == ("0.04 s", "3.1 s", "100 s")
