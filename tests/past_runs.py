@@ -38,7 +38,7 @@ BUCKETS = ("inner", "sync", "recovering", "waiting", "paused", "down", "lost")
 class Story:
     """A run's story: the seventh node trains slowly from a third of it on; in its last three rounds the ninth's
     link is slow; the eleventh is banned and gone in its middle, in an hour in which the coordinator is away for 20
-    minutes, a round is void, and an exchange takes three attempts."""
+    minutes, a round is void, and an exchange takes three attempts. From a third on rounds close without all."""
 
     rounds: int
     members: int = 12
@@ -174,11 +174,13 @@ def notes(story: Story) -> Iterator[tuple[float, Note]]:
             yield at - 60, Note("the coordinator started for the 2nd time: it was away for 20 min")
         if number == story.middle + 1:
             yield at - 20, Note(f"attempt 2 failed: the connection of {name(SLOW_LINK)} and {name(SLOW)} broke")
-        if number == story.middle + 2:
-            yield at, Note(f"round {number} is void: nobody has its state any more")
         if number > story.rounds - 3:
             yield at - 30, Note(f"the exchange waits for {name(SLOW_LINK)}, whose link is slow", SLOW_LINK)
-        elif number % 25 == 0:
+        if number > story.rounds // 3:
+            yield at - 10, Note(f"round {number} closes: {name(SLOW)} should send what is there")
+        if number == story.middle + 2:
+            yield at, Note(f"round {number} is void: nobody has its state any more")
+        if number % 25 == 0 and number <= story.rounds - 3:
             yield at, Note(f"{name(NodeId(f'n{1 + number % story.members}'))} evaluated round {number}")
 
 

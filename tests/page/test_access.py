@@ -47,6 +47,10 @@ def test_nothing_overflows_a_telephone(tab: Opener, view: str) -> None:
            e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"""
     )
     assert beyond == []
+    reader.wait(
+        """[...document.querySelectorAll('.scroll > table')].every(({ parentElement: place }) =>
+           place.querySelector('.sideways').hidden === (place.scrollWidth <= place.clientWidth))"""
+    )
 
 
 def test_everything_that_can_be_used_is_reached_by_the_tab_key_and_seen_to_be(tab: Opener) -> None:

@@ -1,6 +1,7 @@
 """The page of a run that goes on, in a browser, before a real coordinator with nodes by hand."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from control_nodes import CONFIG, Coordinator, Node, commit, coordinator, digest
 from page.browsing import Opener, Served
 
 from atoll.comm.config.run import RunConfig
+from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.monitor import web
 from atoll.coordinator.monitor.http import app
@@ -85,7 +87,7 @@ def test_the_members_table_fits_a_window_of_1200_pixels_with_all_that_is_known_o
         reader.wait("document.getElementById('members').textContent.includes('123,456')")
         for width in (1280, 1200, 1024):
             page.set_viewport_size({"width": width, "height": 900})
-            reader.wait("document.getElementById('members-hint').hidden")
+            reader.wait("document.querySelector('#members-title ~ .scroll .sideways').hidden")
             assert (
                 page.evaluate(
                     "(e => e.scrollWidth - e.clientWidth)(document.getElementById('members').closest('.scroll'))"
@@ -108,6 +110,27 @@ def test_a_column_that_was_shown_stays_between_two_rounds(tab: Opener, served: S
         served.do(finish(ada, bo, number=1))
         reader.wait("document.getElementById('members').rows[0].cells[5].textContent === ''")
         assert not reader.page.evaluate(f"{step}.classList.contains('off')")
+
+
+def test_who_failed_and_is_back_is_named_above_for_a_while(tab: Opener, served: Served, tmp_path: Path) -> None:
+    with living(served, tmp_path) as (url, c):
+        ada = c.node()
+        served.do(ada.at_work(name="ada"))
+        reader = tab(url)
+        reader.go()
+        reader.wait("document.querySelectorAll('#members tr').length === 1")
+        assert reader.page.locator("#attention").is_hidden()
+
+        async def fail_and_come_back() -> None:
+            log, now = c.event_loop.telemetry.failures, c.event_loop.clock()
+            log.noticed(NodeId("n1"), 1, "silent for 5 s", now - 42.0, now - 37.0)
+            log.recovered(NodeId("n1"), now)
+            await ada.heartbeat(phase="inner")
+
+        served.do(fail_and_come_back())
+        reader.wait("document.getElementById('attention-list').textContent.includes('was away')")
+        time = r"\d\d:\d\d:\d\d"
+        assert re.search(rf"ada \(n1\) was away {time} to {time}: silent for 5 s", reader.text("#attention-list"))
 
 
 def test_a_stream_that_ends_is_taken_up_again_where_it_was(

@@ -276,10 +276,57 @@ def test_what_happened_at_an_hour_and_what_has_words_in_it_is_found(tab: Opener)
     reader.wait("document.querySelectorAll('#events li').length > 20")
     page.locator("#events .when").last.click()
     reader.wait("document.getElementById('events-says').textContent.includes(' to 15:00:00')")
+    page.get_by_role("button", name="Last 10 minutes").click()
+    reader.wait("document.getElementById('events-says').textContent.includes('592 to 600')")
     page.get_by_role("button", name="Latest").click()
     page.get_by_label("Search").fill("away COORDINATOR")
     reader.wait("document.querySelectorAll('#events li').length === 1")
     assert "2nd time" in reader.text("#events")
+
+
+def test_that_rounds_close_is_shown_to_who_asks_for_it(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.wait("document.querySelectorAll('#events li').length > 20")
+    assert "closes" not in reader.text("#events")
+    page.get_by_label("Routine too").check()
+    reader.wait("document.getElementById('events').textContent.includes('round 600 closes')")
+    page.get_by_label("Routine too").uncheck()
+    reader.wait("!document.getElementById('events').textContent.includes('closes')")
+
+
+INK = """share => {
+  const canvas = document.querySelector('#view-body canvas'), over = document.querySelector('#view-body .u-over');
+  const pen = document.createElement('canvas').getContext('2d'), pixel = canvas.width / canvas.clientWidth;
+  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue('--curve-0').trim();
+  pen.fillRect(0, 0, 1, 1);
+  const ink = pen.getImageData(0, 0, 1, 1).data;
+  const left = over.getBoundingClientRect().left - canvas.getBoundingClientRect().left + over.clientWidth * share;
+  const column = canvas.getContext('2d').getImageData(left * pixel, 0, 1, canvas.height).data;
+  let found = 0;
+  for (let i = 0; i < column.length; i += 4)
+    found += [0, 1, 2].every(k => Math.abs(column[i + k] - ink[k]) < 60) && column[i + 3] > 100;
+  return found;
+}"""  # pixels of the curve's colour at a share of the picture's width
+
+
+def test_a_nodes_curve_is_no_line_across_rounds_without_it_and_a_lone_round_is_seen(tab: Opener, url: str) -> None:
+    reader = tab()
+
+    def gone_for_a_while(route: Route) -> None:
+        said = reader.page.request.get(route.request.url).json()
+        last = len(said["series"]["round"]) - 1
+        there = [k for k in range(last + 1) if k < 0.3 * last or k > 0.7 * last or k == last // 2]
+        said["series"]["weight"] = [5.0 if k in there else None for k in range(last + 1)]
+        route.fulfill(body=json.dumps(said), content_type="application/json")
+
+    reader.page.route("**/api/node/n1", gone_for_a_while)
+    page = reader.go("#/node/n1")
+    reader.wait("document.querySelectorAll('#view-body canvas').length > 0")
+    reader.wait(f"({INK})(0.2) > 0")
+    seen = [page.evaluate(INK, share) > 0 for share in (0.2, 0.4, 199 / 399, 0.6, 0.8)]
+    assert seen == [True, False, True, False, True]
+    reader.wrong.clear()  # the browser says that to read pixels is slow
 
 
 def test_who_contributed_most_is_said_and_owners_are_shown_as_text(tab: Opener) -> None:

@@ -4,6 +4,15 @@ const timeTick = (value, ticks) => { // all in the unit of the largest
   const most = ticks[ticks.length - 1], [size, unit] = most >= 7200 ? [3600, "h"] : most >= 120 ? [60, "min"] : [1, "s"];
   return `${+(value / size).toFixed(1)} ${unit}`;
 };
+// Of the axis of time, in 24 hours: [from how many seconds a tick, its words, and below them those where a year, ..., a
+// second begins].
+const CLOCK_AXIS = [
+  [86400 * 28, "{YYYY}-{MM}", null, null, null, null, null, null, 1],
+  [86400, "{MM}-{DD}", "\n{YYYY}", null, null, null, null, null, 1],
+  [60, "{HH}:{mm}", "\n{YYYY}-{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1],
+  [1, "{HH}:{mm}:{ss}", "\n{YYYY}-{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1],
+  [0.001, "{HH}:{mm}:{ss}.{fff}", "\n{YYYY}-{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1],
+];
 const KINDS = {
   loss: { label: "loss", curves: { train_loss: "train", val_loss: "validation" }, say: digits, unit: "nats a token" },
   speed: { label: "tokens a second", curves: { tokens_per_s: "tokens/s" }, say: short, unit: "tokens/s" },
@@ -69,7 +78,7 @@ class Chart {
       scales: { x: { time: this.shape.time }, y: { range: (u, low, high) => this.room(low, high) } },
       legend: { show: false }, cursor: { drag: { x: true, y: false, dist: 5 }, points: { size: 6 } },
       axes: [
-        { ...axis, space: 70, ...(this.shape.time ? {} : { values: (u, ticks) => ticks.map(t => this.shape.axis === "tokens" ? short(t) : Number.isInteger(t) ? count(t) : "") }) },
+        { ...axis, space: 70, ...(this.shape.time ? { values: CLOCK_AXIS } : { values: (u, ticks) => ticks.map(t => this.shape.axis === "tokens" ? short(t) : Number.isInteger(t) ? count(t) : "") }) },
         { ...axis, size: 62, values: (u, ticks) => ticks.map(t => this.shape.tick(t, ticks)), ...(this.shape.incrs ? { incrs: this.shape.incrs } : {}) },
       ],
       series: [{}, ...names.map(([, label], i) => ({ label, stroke: css(`--curve-${i}`), width: 1.6, spanGaps: !this.shape.gaps, points: { show: u => u.data[0].length < 60, ...(this.shape.gaps ? { filter: alone } : {}) } }))],

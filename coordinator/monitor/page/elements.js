@@ -79,3 +79,18 @@ function settled(what, ms) {
   let timer = 0;
   return (...given) => { clearTimeout(timer); timer = setTimeout(() => what(...given), ms); };
 }
+
+// A table that is wider than its place says so, above it.
+const hintAtWidth = new ResizeObserver(entries => {
+  for (const place of new Set(entries.map(({ target }) => target.closest(".scroll")).filter(Boolean)))
+    place.firstElementChild.hidden = place.scrollWidth <= place.clientWidth;
+});
+function hintSideways(within) {
+  for (const wide of within.querySelectorAll(".scroll > table")) {
+    const place = wide.parentElement;
+    place.prepend(element("p", { class: "says sideways", hidden: "" }, "The table is wider than the screen: it scrolls sideways."));
+    hintAtWidth.observe(place);
+    hintAtWidth.observe(wide);
+  }
+}
+hintSideways(document);

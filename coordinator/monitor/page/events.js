@@ -73,6 +73,12 @@ function showHour(at) {
   byId("events-hour").value = hourField(start);
   reloadEvents();
 }
+function showLast(seconds) { // of the run as it is shown
+  const end = current.run ? current.run.now : Date.now() / 1000;
+  Object.assign(asked, { after: end - seconds, before: end + 0.001 });
+  byId("events-hour").value = "";
+  reloadEvents();
+}
 function visitHour(at) {
   leaveView();
   showHour(at);
@@ -84,5 +90,6 @@ byId("events-routine").addEventListener("change", () => { asked.routine = byId("
 byId("events-hour").addEventListener("change", () => showHour(new Date(byId("events-hour").value).getTime() / 1000));
 byId("hour-before").addEventListener("click", () => showHour(hourNow() - HOUR));
 byId("hour-after").addEventListener("click", () => showHour(hourNow() + HOUR));
+byId("last-minutes").addEventListener("click", () => showLast(600));
 byId("events-latest").addEventListener("click", () => { Object.assign(asked, { after: null, before: null }); byId("events-hour").value = ""; reloadEvents(); });
 byId("events-older").addEventListener("click", () => loadEvents(true).catch(failed("events-says")));

@@ -122,6 +122,7 @@ function now() {
 // Views
 function openView(title, body) {
   byId("view-body").replaceChildren(...body.filter(Boolean));
+  hintSideways(byId("view-body"));
   byId("overview").hidden = true;
   byId("view").hidden = false;
   text(byId("view-title"), title);
@@ -158,5 +159,6 @@ follow(hear, words => text(byId("trouble"), words), () => {
   text(byId("over"), "The run is over; this is its last state.");
 });
 reloadEvents();
-text(byId("zone"), `Times are of the zone ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`);
+const zone = `Times are of the zone ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`;
+for (const place of ["zone", "events-zone"]) text(byId(place), zone);
 if (location.hash.startsWith("#/")) route();

@@ -132,11 +132,3 @@ function showAttention(run) {
 }
 
 const sorted_by_urgency = members => [...members].sort((a, b) => urgency(a) - urgency(b) || number(a) - number(b));
-
-// A table that is wider than its place says so.
-const hintAtWidth = new ResizeObserver(() => {
-  const place = byId("members").closest(".scroll");
-  byId("members-hint").hidden = place.scrollWidth <= place.clientWidth;
-});
-hintAtWidth.observe(byId("members").closest(".scroll"));
-hintAtWidth.observe(byId("members").closest("table"));

@@ -46,7 +46,9 @@ class MadeUp:
 
 def without(record: CommitRecord, node: NodeId) -> CommitRecord:
     """The record of a round at whose commit the node was gone."""
-    left = {field: {n: v for n, v in getattr(record, field).items() if n != node} for field in BY_NODE}
+    left: dict[str, Any] = {
+        field: {n: v for n, v in getattr(record, field).items() if n != node} for field in BY_NODE
+    }
     return replace(record, members=tuple(n for n in record.members if n != node), **left)
 
 
