@@ -123,8 +123,8 @@ DOORS: dict[str, str] = {
     "coordinator.placement": "bandwidth_shares two_level",
     "coordinator.causes": "account explanation observations slowness verdict",
     "coordinator.state_machine": "conduct credit events inquiry members rollback run_layout state step weights",
-    "coordinator.service": "control_plane event_loop goodput invites journal journaled_machine run_records "
-    "telemetry",
+    "coordinator.service": "control_plane event_loop failures goodput invites journal journaled_machine "
+    "run_records telemetry",
     "coordinator.monitor": "alarm blame contributions http replay run_answers terminal terminal_replay web "
     "webhook",
     "coordinator.tracking": "tracker view wandb_settings",

@@ -7,7 +7,7 @@ const MANY = 60; // nodes that are drawn at first
 async function showRound(number) {
   const said = await ask(`round/${encodeURIComponent(number)}`), { record } = said;
   const facts = element("dl", { class: "facts" });
-  fact(facts, "Took", `${span(said.seconds)}${said.usual.wall ? `, usually ${span(said.usual.wall)} (${moreBy(said.seconds / said.usual.wall - 1)})` : ""}`);
+  fact(facts, "Took", `${span(said.seconds)}${said.usual.wall ? `, usually ${span(said.usual.wall)}${moreBy(said.seconds / said.usual.wall - 1)}` : ""}`);
   fact(facts, "Committed", hourButton(record.committed_at));
   if (!record.void) fact(facts, "Train loss", digits(record.train_loss));
   if (record.val_loss != null) fact(facts, "Validation loss", digits(record.val_loss));
@@ -83,5 +83,5 @@ function failureTable({ failures, names, record: { round } }) {
   return [element("h3", {}, "Failures"), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Failures of members" },
     element("table", {}, element("thead", {}, element("tr", {}, ...heads.map((label, i) => element("th", { scope: "col", class: ["", "wide", "n", "n", "n wide", "n"][i] }, label)))), rows))];
 }
-const moreBy = share => `${share < 0 ? "\u2212" : "+"}${count(Math.abs(100 * share))} %`;
+const moreBy = share => Math.abs(share) < 0.045 ? "" : ` (${share < 0 ? "\u2212" : "+"}${count(Math.abs(100 * share))} %)`;
 const usually = seconds => seconds > 0.05 ? `, usually ${span(seconds)}` : "";
