@@ -216,6 +216,34 @@ def test_a_round_says_how_its_verdict_is_known_and_what_each_failure_cost(tab: O
     assert "The verdict" not in reader.text("#view-body") and "To detect" not in reader.text("#view-body")
 
 
+def test_of_a_verdict_no_more_seconds_are_told_than_the_round_was_slower(tab: Opener, url: str) -> None:
+    reader = tab()
+
+    def judged(route: Route) -> None:
+        said = reader.page.request.get(route.request.url).json()
+        said["record"]["verdict"] |= {"slower": 2.5, "seconds": 2.6}
+        route.fulfill(body=json.dumps(said), content_type="application/json")
+
+    reader.page.route("**/api/round/301", judged)
+    reader.go("#/round/301")
+    reader.wait("document.querySelectorAll('#view-body tbody .bar').length === 11")
+    assert "Slower than usual\n2.5 s\nOf that by this\n2.5 s" in reader.text("#view-body")
+
+
+def test_the_axis_of_time_has_24_hours(tab: Opener) -> None:
+    reader = tab()
+    reader.page.add_init_script(
+        """window.written = []; const write = CanvasRenderingContext2D.prototype.fillText;
+           CanvasRenderingContext2D.prototype.fillText = function (words, ...rest) {
+             window.written.push(words); return write.call(this, words, ...rest); };"""
+    )
+    page = reader.go()
+    reader.charted()
+    page.locator("#chart-axis").select_option("time")
+    reader.wait("window.written.includes('19:00')")
+    assert not page.evaluate("window.written.some(words => /\\d[ap]m/.test(words))")
+
+
 def test_a_node_says_where_its_time_went_in_figures_beside_a_bar(tab: Opener) -> None:
     reader = tab()
     page = reader.go("#/node/n11")

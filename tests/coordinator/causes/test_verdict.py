@@ -109,3 +109,12 @@ def test_what_one_member_alone_tells_of_another_is_said_to_be_its_word() -> None
         both = verdict(replace(told, accounts=honest | {NODES[0]: lie}))
         assert both is not None and NODES[0] in (both.culprit, both.peer)
         assert both.kind is not Kind.ONE_WAY_PARTITION or both.confidence is Confidence.TOLD, "n2 says it hears n1"
+
+
+def test_that_nothing_says_why_is_said_of_a_round_that_took_a_quarter_longer_and_not_of_less() -> None:
+    usual = {"inner": 6.5, "collect": 0.1, "reduce": 0.8, "commit": 0.2}
+    members = {n: MemberSeen(str(n), reached=6.0, contributed=0.1) for n in NODES[:3]}
+    seen = Observations(7, usual | {"reduce": 1.6}, usual, predicted=1.6, members=members)
+    assert verdict(seen) is None
+    found = verdict(replace(seen, seconds=usual | {"reduce": 3.0}, predicted=3.0))
+    assert found is not None and found.kind is Kind.UNKNOWN
