@@ -1,9 +1,9 @@
 """How fast a run goes, and when it will be finished: from the times of its commits. Pure.
 
 A round takes what lies between two commits, idle time included. What it will take is the mean of the latest
-rounds: of as many as were alike, so that it follows a change of pace within MIN_WINDOW rounds and is hardly moved
-by chance. A round that took very long (a coordinator was away for a night) counts as no more than OUTLIER usual
-ones; while one takes so long the run stands still, and nobody knows when it will be finished.
+rounds: of as many as were alike, so that it follows a change of pace within a few rounds and is not moved by
+chance. A round that took very long (a coordinator was away for a night) counts as no more than OUTLIER usual ones;
+while one takes so long the run stands still, and nobody knows when it will be finished.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from statistics import fmean, median
 from atoll.coordinator.history.series import SeriesTable
 from atoll.coordinator.state_machine.events import CommitRecord
 
-MIN_WINDOW, MAX_WINDOW, MIN_BLOCK = 16, 128, 8  # latest rounds that are looked at
+MIN_WINDOW, MAX_WINDOW = 8, 128  # latest rounds that are looked at
 OUTLIER = 3.0  # times the median
 STILL_SECONDS = 10.0  # without a commit, from which on a run may stand still
-ALIKE = 0.04  # by which the medians of older and newer rounds may differ in any case
+ALIKE = 0.05  # by which the medians of older and newer rounds may differ in any case
 NORMAL_MAD = 1.4826  # a normal distribution's deviation over its median absolute one
 MEDIAN_ERROR = 1.2533  # of a median, times that of a mean, for the same
 
@@ -66,18 +66,16 @@ def pace(committed_at: list[float], tokens: list[float], left: int | None, now: 
 
 
 def alike(walls: list[float]) -> list[float]:
-    """The latest rounds that took as long as each other, but for chance: as many as MIN_WINDOW, and half as many
+    """The latest rounds that took as long as each other, but for chance: as many as MIN_WINDOW, and twice as many
     again and again while those before are like them."""
-    most = min(len(walls), MAX_WINDOW)
-    size = min(MIN_WINDOW, most)
-    while size < most:
-        block = min(max(size // 2 // MIN_BLOCK, 1) * MIN_BLOCK, most - size)
-        both, newer, older = walls[-size - block :], walls[-size:], walls[-size - block : -size]
-        noise = MEDIAN_ERROR * spread(both) * sqrt(1 / size + 1 / block)
+    size = MIN_WINDOW
+    while 2 * size <= min(len(walls), MAX_WINDOW):
+        both, newer, older = walls[-2 * size :], walls[-size:], walls[-2 * size : -size]
+        noise = MEDIAN_ERROR * spread(both) * sqrt(2 / size)
         if abs(median(older) - median(newer)) > max(ALIKE * median(both), 3 * noise):
             break
-        size += block
-    return walls[len(walls) - size :]
+        size *= 2
+    return walls[-size:]
 
 
 def spread(values: list[float]) -> float:

