@@ -60,6 +60,7 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
     pace: float = 0.0  # seconds a step; 0: not known
     broken: float = 0.0  # `at_hand` when the trainer or the process ended; 0: it goes on
     forfeited: float = 0.0  # of `lost`: what was open when it went, and it may yet bring
+    forfeited_steps: int = 0  # that it was; 0: not known
     taken: list[tuple[int, float]] = []  # what commits took: round, seconds
     reported: dict[str, float] = {}  # what `cut` has told so far
 
@@ -138,13 +139,15 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
         else:
             self.pace = took / steps
 
-    def offer(self, round_: int, carries: bool) -> None:
-        """It contributes its steps of a round; `carries`: with those of rounds before."""
+    def offer(self, round_: int, carries: bool, carried: float) -> None:
+        """It contributes its steps of a round; `carries`: with those of rounds before, so many steps. Of what was
+        lost when it went it may have fewer: those until its latest copy."""
         if self.offered:  # to an earlier one, or to the same before it began anew
             self.work[self.offered_round] = self.work.get(self.offered_round, 0.0) + self.offered
         if carries and self.forfeited:
-            self.book("lost", -self.forfeited)
-            self.work[0] = self.work.get(0, 0.0) + self.forfeited
+            spared = self.forfeited * min(carried / max(self.forfeited_steps, 1), 1.0)
+            self.book("lost", -spared)
+            self.work[0] = self.work.get(0, 0.0) + spared
         earlier = sum(self.work.pop(k) for k in [*self.work] if k < round_)
         self.offered, self.offered_round = self.work.pop(round_, 0.0), round_
         if carries:
@@ -221,11 +224,13 @@ class GoodputMeter(msgspec.Struct):
         if account is not None and not account.closed and now - account.since <= RECENT_SECONDS:
             account.hear(now, account.bucket)
 
-    def record_contribution(self, node: NodeId, round_: int, carries: bool, goes_on: bool = False) -> None:
-        """The node contributes to the round what it has trained; `carries`: with what earlier rounds left out;
-        `goes_on`: its trainer takes the steps that follow, and does not wait."""
+    def record_contribution(
+        self, node: NodeId, round_: int, carries: bool, goes_on: bool = False, carried: float = inf
+    ) -> None:
+        """The node contributes to the round what it has trained; `carries`: with what earlier rounds left out,
+        which is so many inner steps; `goes_on`: its trainer takes the steps that follow, and does not wait."""
         if (account := self.accounts.get(node)) is not None:
-            account.offer(round_, carries)
+            account.offer(round_, carries, carried)
             if account.bucket == "inner" and not goes_on:
                 account.bucket = "waiting"
 
@@ -258,9 +263,9 @@ class GoodputMeter(msgspec.Struct):
             account.hear(now, "down")
             account.closed = True
             return account.lose()
-        account.down_since, account.bucket = account.since, "down"
+        account.down_since, account.bucket, steps = account.since, "down", account.step
         account.hear(now, "down")
-        account.forfeited = account.lose()
+        account.forfeited, account.forfeited_steps = account.lose(), steps
         return account.forfeited
 
     def forget(self, node: NodeId, now: float) -> None:

@@ -102,9 +102,9 @@ class Telemetry:
                 self.meter.record_sign(event.node, now)
             if isinstance(event, ev.ContributionReady) and _entered(event, before, after):
                 work, config = event.contribution, after.config
-                carries = work.samples > work.steps * config.inner.batch_size
+                carried = work.samples / config.inner.batch_size - work.steps  # steps of earlier rounds
                 goes_on = config.delay(event.round) > 0
-                self.meter.record_contribution(event.node, event.round, carries, goes_on)
+                self.meter.record_contribution(event.node, event.round, carried > 0, goes_on, carried)
         if after.committed > before.committed:
             self._commit(before, after, records, now)
         if void := {record.round for record in records if record.void}:

@@ -36,6 +36,27 @@ def training(node: NodeId = A) -> GoodputMeter:
     return meter
 
 
+@pytest.mark.parametrize(("carried", "lost"), [(3.0, 9.0), (12.0, 0.0), (40.0, 0.0), (0.0, 12.0)])
+def test_who_died_and_brings_the_steps_until_its_latest_copy_has_lost_those_behind_it(
+    carried: float, lost: float
+) -> None:
+    meter = GoodputMeter()
+    meter.enter(A, 0.0)
+    meter.record_phase(A, "inner", 0.0)
+    meter.record_progress(A, 1, 12)
+    meter.record_phase(A, "inner", 12.0)
+    assert meter.record_departure(A, left=False, now=12.0) == 12.0
+    meter.enter(A, 20.0)
+    meter.record_phase(A, "inner", 20.0)
+    meter.record_progress(A, 2, 5)
+    meter.record_phase(A, "inner", 25.0)
+    meter.record_contribution(A, 2, carried > 0, carried=carried)
+    meter.record_commit(2, {A: 1.0}, 26.0)
+    found = meter.of_node(A, 25.0)
+    assert found.get("lost", 0.0) == pytest.approx(lost)
+    assert found["inner"] == pytest.approx(5.0 + 12.0 - lost) and found["down"] == 8.0
+
+
 def test_inner_time_is_open_until_a_commit_has_it() -> None:
     meter = training()
     assert spent(meter, 30) == {"starting": 10, "open": 20}
