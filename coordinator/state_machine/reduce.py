@@ -139,7 +139,7 @@ def open_attempt(state: State, members: tuple[NodeId, ...], now: float, out: lis
     for entry, clip in zip(ledger.entries, clips(ledger, state.config), strict=True):
         if clip < MIN_UNREMARKED_CLIP and not any(e.node == entry.node for e in r.ledger.entries):
             sentence = (
-                f"the delta of {state.name(entry.node)} is {1 / clip:.3g} times the median: it is scaled down"
+                f"the delta of {state.name(entry.node)} is {1 / clip:.3g} times as long as most: it is scaled down"
             )
             out.append(Note(sentence, entry.node))
     state = with_round(

@@ -33,10 +33,14 @@ def scales(ledger: Ledger, config: RunConfig) -> list[float]:
 
 
 def clips(ledger: Ledger, config: RunConfig) -> list[float]:
-    """Factors of the entries' deltas that bring outsized norms down to the median; 1 where the run does not
-    clip."""
+    """Factors of the entries' deltas that bring outsized norms down to the median, or to what the steps behind
+    them make likely; 1 where the run does not clip."""
     norms = [e.contribution.norm if e.contribution else 0.0 for e in ledger.entries]
-    return clip_factors(norms, _founders(ledger)) if config.outer.clip else [1.0] * len(norms)
+    if not config.outer.clip:
+        return [1.0] * len(norms)
+    samples = [float(_samples(e.contribution)) if e.contribution else 0.0 for e in ledger.entries]
+    most = float(config.rounds.inner_steps * config.inner.batch_size)
+    return clip_factors(norms, samples, most, _founders(ledger))
 
 
 def round_length(ledger: Ledger, config: RunConfig) -> float:

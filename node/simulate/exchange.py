@@ -76,9 +76,9 @@ class ReplicatedState:
         weights = self._method.weigh([c.tokens for c in contributions], [c.steps for c in contributions])
         factors = [c.damping for c in contributions]
         if self._config.outer.clip:
-            factors = [
-                f * g for f, g in zip(factors, clip_factors([norm(c.decoded) for c in contributions]), strict=True)
-            ]
+            norms, steps = [norm(c.decoded) for c in contributions], [float(c.steps) for c in contributions]
+            clips = clip_factors(norms, steps, float(self._config.rounds.inner_steps))
+            factors = [f * g for f, g in zip(factors, clips, strict=True)]
         parts, sealed = shares(weights, factors), np.empty_like(self.anchor)
         scratch = np.empty_like(self.anchor)
 

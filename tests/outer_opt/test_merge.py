@@ -92,10 +92,24 @@ def test_norms_do_not_overflow_or_vanish_where_fp32_squares_would() -> None:
 
 
 def test_an_outsized_delta_is_clipped_to_the_median() -> None:
-    assert clip_factors([1.0, 1.1, 1.2, 100.0]) == [1.0, 1.0, 1.1 / 1.2, 1.1 / 100]
-    assert clip_factors([1.0, 50.0]) == [1.0, 1 / 50]
-    assert clip_factors([0.0, 0.0]) == [1.0, 1.0]
-    assert clip_factors([3.0]) == [1.0]
+    def factors(*norms: float) -> list[float]:
+        return clip_factors(norms, [8.0] * len(norms), 8.0)
+
+    assert factors(1.0, 1.1, 1.2, 100.0) == [1.0, 1.0, 1.1 / 1.2, 1.1 / 100]
+    assert factors(1.0, 50.0) == [1.0, 1 / 50]
+    assert factors(0.0, 0.0) == [1.0, 1.0]
+    assert factors(3.0) == [1.0]
+
+
+def test_a_delta_with_more_steps_than_most_is_as_long_as_they_make_it() -> None:
+    """A machine that was started again brings one step of forty, half of a fleet is half as fast."""
+    assert clip_factors([0.2, 5.0], [1.0, 40.0], 40.0) == [1.0, 1.0]
+    assert clip_factors([2.4, 2.5, 2.6, 5.0], [16.0, 16.0, 16.0, 40.0], 40.0) == [1.0, 1.0, 2.5 / 2.6, 1.0]
+    assert clip_factors([2.5, 2.5, 5.0, 5.0], [16.0, 16.0, 40.0, 40.0], 40.0) == [1.0] * 4
+    many = clip_factors([2.5, 2.5, 2.5, 50.0], [16.0, 16.0, 16.0, 4000.0], 40.0)
+    assert many == [1.0, 1.0, 1.0, 40 * 2.5 / 16 / 50], "who claims more than a round asks for"
+    assert clip_factors([1.0, 1.0, 1.0, 4.0], [40.0, 40.0, 40.0, 1.0], 40.0) == [1.0, 1.0, 1.0, 0.25]
+    assert clip_factors([1.0, 9.0], [0.0, 0.0], 40.0) == [1.0, 1 / 9], "whose steps nobody knows"
     # The factor shortens the delta; the others' shares stay what they were.
     assert shares([1, 1, 2], [1.0, 0.5, 1.0]) == [0.25, 0.125, 0.5]
 

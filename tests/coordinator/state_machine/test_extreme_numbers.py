@@ -118,4 +118,4 @@ def test_a_norm_that_no_numbers_in_fp32_have_clips_nobody(norm: float) -> None:
 
 def test_factors_of_any_norms_are_above_0() -> None:
     for a, b in product(NORMS, NORMS):
-        assert all(0 < factor <= 1 for factor in clip_factors([a, b]))
+        assert all(0 < factor <= 1 for factor in clip_factors([a, b], [3.0, 8.0], 8.0))

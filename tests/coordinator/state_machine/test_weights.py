@@ -49,7 +49,8 @@ def test_weights_scales_and_length_are_those_of_simulations(name: WeightName, se
     tokens, steps = [float(c.samples * 32) for c in found], [float(c.steps) for c in found]
     ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, clip=True, per_token=True))
     assert weights(ledger, run) == reference.bounded(REFERENCE[name](tokens, steps), 1.5)
-    assert scales(ledger, run) == clip_factors([c.norm for c in found])
+    samples, most = [float(c.samples) for c in found], float(run.rounds.inner_steps * run.inner.batch_size)
+    assert scales(ledger, run) == clip_factors([c.norm for c in found], samples, most)
     length = sum(min(n, 1.5 * median(steps)) for n in steps) / len(steps)
     assert round_length(ledger, run) == length / run.rounds.inner_steps
     run = replace(run, security=SecurityConfig(weight_bound=0))

@@ -52,7 +52,8 @@ def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, we
         found = [MemberDelta(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)]
         simulated.commit(found)
 
-        parts = shares(method.weigh([c.tokens for c in found], steps), clip_factors([norm(x) for x in decoded]))
+        clips = clip_factors([norm(x) for x in decoded], steps, run.rounds.inner_steps)
+        parts = shares(method.weigh([c.tokens for c in found], steps), clips)
         length = sum(bounded(steps, run.security.weight_bound)) / len(steps) / run.rounds.inner_steps
         for c in range(chunks.count):
             span, n = chunks.span(c), chunks.size(c)

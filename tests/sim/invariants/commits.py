@@ -125,8 +125,10 @@ class Counts:
         steps = [n / self.batch for n in behind]
         steps = [min(n, self.bound * median(steps)) for n in steps]
         self.length = sum(steps) / len(steps) / config.rounds.inner_steps if config.outer.per_token else 1.0
-        norms = sorted(c.norm for c in founders)
-        self.limit = norms[(len(norms) - 1) // 2]
+        self.most = config.rounds.inner_steps * self.batch
+        told = [(c.norm, min(n, self.most)) for c, n in zip(founders, behind, strict=True)]
+        norms, steep = sorted(n for n, _ in told), sorted(n / done for n, done in told)
+        self.limit, self.steep = norms[(len(norms) - 1) // 2], steep[(len(steep) - 1) // 2]
 
     def of(self, node: NodeId, samples: int, behind: int) -> tuple[float, float]:
         """Weight and scale of a delta with steps on so many samples behind it, `samples` of them not committed."""
@@ -135,8 +137,8 @@ class Counts:
             weights = [min(w, 4 * median(self.weights)) for w in self.weights]
             weight = min(weight, 4 * median(self.weights), self.bound * median(weights))
         weight = min(weight, self.bound * median(self.weights))
-        own = norm(node, samples)
-        return weight, self.limit / own if self.config.outer.clip and own > self.limit else 1.0
+        own, limit = norm(node, samples), max(self.limit, self.steep * min(behind, self.most))
+        return weight, limit / own if self.config.outer.clip and own > limit else 1.0
 
     def is_as_told(self, x: Contribution) -> bool:
         """Whether it counts by the norm that its node told."""

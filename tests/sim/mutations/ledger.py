@@ -133,6 +133,20 @@ MUTATIONS = [
         "1.0",
     ),
     Mutation(
+        "a delta with many steps is bounded by those with few",
+        "outer_opt/clip.py",
+        "limits = (max(usual, steep * w) for w in done)",
+        "limits = (usual for w in done)",
+        "tests/outer_opt/test_merge.py",
+    ),
+    Mutation(
+        "who claims more steps than a round asks for may send a longer delta",
+        "outer_opt/clip.py",
+        "done = [min(w, most) for w in work]",
+        "done = list(work)",
+        "tests/outer_opt/test_merge.py",
+    ),
+    Mutation(
         "a weight of quality is not bounded",
         "outer_opt/weights.py",
         "    most = QUALITY_BOUND * median(there)",
