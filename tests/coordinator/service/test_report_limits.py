@@ -102,6 +102,7 @@ def test_nobody_waits_for_whose_reports_are_too_many_and_that_is_entered_once_a_
             with pytest.raises(grpc.aio.AioRpcError):
                 for _ in range(most):
                     await reached()
+            assert ev.ReportsRefused(LIAR, 1) in entered
             await loop.wait_until(lambda state: conduct.owes_time(state, LIAR))
             for _ in range(5):
                 await refused(reached(), Code.RESOURCE_EXHAUSTED)
