@@ -113,6 +113,7 @@ SETTINGS: dict[str, str] = {
         "rendezvous": "10.0.0.1:29400",
     },
     **{"congestion": "cubic", "data": "/texts", "model": "mine:build", "titan": "['--a.b=1']", "base": "/weights"},
+    "stores": "['s3://bucket/']",
     **{"hours": "22:00-07:00", "gpu_temperature": "80", "gpu_duty": "0.5", "machines": "2", "machines_min": "1"},
     **{"durable": "false", "files": "true", "battery": "false", "metered": "false", "idle_only": "true"},
 }
