@@ -298,7 +298,7 @@ class RecordView:
                 seconds = _parts(self._nodes.each(some, float), part)
                 if node in seconds:
                     found[_long(key)] = seconds[node]
-        except (IndexError, ValueError) as error:
+        except SPOILED as error:
             raise _spoiled(error) from None
         return found
 

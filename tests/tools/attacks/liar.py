@@ -139,17 +139,26 @@ def accuses(target: Target) -> None:
 # In what it reports of its part
 
 
-def weight(target: Target) -> None:
+def told_contributions(target: Target, change: Callable[[pb.ContributionReady], None]) -> None:
+    """Say something else of each contribution."""
     honest = Reports.contribution
 
     def contribution(self: Reports, round_: int, told: pb.ContributionReady) -> None:
-        more = pb.ContributionReady()
-        more.CopyFrom(told)
-        more.samples *= 8 if target.now() else 1
-        honest(self, round_, more)
+        other = pb.ContributionReady()
+        other.CopyFrom(told)
+        if target.now():
+            change(other)
+        honest(self, round_, other)
 
     exchanged: Any = Reports
     exchanged.contribution = contribution
+
+
+def weight(target: Target) -> None:
+    def change(told: pb.ContributionReady) -> None:
+        told.samples *= 8
+
+    told_contributions(target, change)
 
 
 def rate(target: Target) -> None:
@@ -166,17 +175,12 @@ def rate(target: Target) -> None:
 
 def short_norm(target: Target) -> None:
     """Ten times its delta, the other way, of which it says that it is as long as it was."""
+
+    def change(told: pb.ContributionReady) -> None:
+        told.delta_norm /= 10
+
     lying_node.install("flip:10", target.now)
-    honest = Reports.contribution
-
-    def contribution(self: Reports, round_: int, told: pb.ContributionReady) -> None:
-        less = pb.ContributionReady()
-        less.CopyFrom(told)
-        less.delta_norm /= 10 if target.now() else 1
-        honest(self, round_, less)
-
-    exchanged: Any = Reports
-    exchanged.contribution = contribution
+    told_contributions(target, change)
 
 
 def other_bytes(target: Target) -> None:
