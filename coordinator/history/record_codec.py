@@ -8,11 +8,12 @@ everything else speaks of nodes by their places in that column. What is said of 
 bitmap of the places of those of whom it is said (empty: of all), and a column of numbers (`columns`), or the like.
 
 A quiet round of 8 members takes less than 1 kB, each further member less than 60 bytes; what was said of one in
-which something went wrong takes some 300 bytes more. Numbers come back as they were;
+which something went wrong takes some 200 bytes more. Numbers come back as they were;
 those of few digits (`atoll.comm.rounding`) take fewer bytes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from functools import cached_property
 from itertools import accumulate, islice
 from math import isnan, nan
@@ -79,7 +80,7 @@ class _Scalars(msgspec.Struct, array_like=True):
     config_digest: bytes
     decisions: tuple[Decision, ...]
     # Records of before lack what follows.
-    verdict: Verdict | None = None
+    verdict: list[Any] | Verdict | None = None  # its fields, of which the last may be missing; before, by name
     passage: Passage | None = None
 
 
@@ -120,6 +121,7 @@ class _Body(msgspec.Struct, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Body).decode
 SCALARS = _Scalars.__struct_fields__
+VERDICT = tuple(field.name for field in fields(Verdict))
 
 
 class BadRecord(ValueError):
@@ -192,6 +194,8 @@ def _record(body: _Body) -> CommitRecord:
     nodes = _Nodes.unpacked(body.nodes, body.count)
     scalars: dict[str, Any] = {name: getattr(body.scalars, name) for name in SCALARS}
     scalars |= {name: scalars[name].hex() for name in DIGESTS}
+    if isinstance(verdict := scalars["verdict"], list):
+        scalars["verdict"] = msgspec.convert(dict(zip(VERDICT, verdict, strict=False)), Verdict)
     scalars |= _floats(body.floats)
     of_nodes: dict[str, Any] = {
         **{name: nodes.each(some, int) for name, some in zip(COUNTS, body.counts, strict=True)},
@@ -283,9 +287,9 @@ class RecordView:
         KeyError for another field."""
         body = self._body
         try:
-            for fields, found in ((COUNTS, body.counts), (MEASURES, body.measures), (FIGURES, body.figures)):
-                if field in fields:
-                    return self._nodes.each(found[fields.index(field)], float)
+            for group, found in ((COUNTS, body.counts), (MEASURES, body.measures), (FIGURES, body.figures)):
+                if field in group:
+                    return self._nodes.each(found[group.index(field)], float)
         except SPOILED as error:
             raise _spoiled(error) from None
         raise KeyError(field)
@@ -468,4 +472,6 @@ def _inverted(lacking: Mapping[int, tuple[NodeId, ...]]) -> dict[tuple[NodeId, .
 
 def _scalar(record: CommitRecord, name: str) -> Any:
     value = getattr(record, name)
+    if isinstance(value, Verdict):
+        return [getattr(value, field) for field in VERDICT]
     return bytes.fromhex(value) if name in DIGESTS else value
