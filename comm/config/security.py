@@ -8,6 +8,9 @@ from enum import StrEnum
 from atoll.comm.config.rules import Rule, representable
 
 _AUDIT = re.compile(r"auto|[0-9]{1,6}(\.[0-9]{1,6})?")  # what security.audit may be
+# Chunks that are audited in a round by itself: one of those of an owner of an eighth of 16 is drawn in 16 % of the
+# rounds, in 97 % of 20 rounds.
+AUTO_AUDITS = 1.3
 
 
 class TlsMode(StrEnum):
@@ -49,9 +52,9 @@ class SecurityConfig:
     own_models: bool = False
 
     @property
-    def audits(self) -> float | None:
-        """Chunks to be audited in a round on average; None: as many as the run decides."""
-        return None if self.audit == "auto" else float(self.audit)
+    def audits(self) -> float:
+        """Chunks to be audited in a round on average."""
+        return AUTO_AUDITS if self.audit == "auto" else float(self.audit)
 
     def rules(self) -> Iterator[Rule]:
         """Rules of the bounds, and of the number of audits."""

@@ -57,7 +57,6 @@ from atoll.coordinator.state_machine.state import (
     with_round,
 )
 
-AUTO_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds, in 98 % of 20
 MIN_ABLE = 3  # members that can be dialled, for any audit
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
 ENOUGH_VOICES = 2  # that a chunk is too long
@@ -87,11 +86,11 @@ def salt(state: State, members: Iterable[NodeId]) -> bytes:
 
 def draw(state: State, fresh: Sequence[int], now: float) -> State:
     """Draw among the chunks that were sealed just now; what somebody said of them before is looked into."""
-    r, asked = state.round, state.config.security.audits
+    r = state.round
     if not r.salt:
         return state
     told = {what for _, what, _ in r.outsized}
-    limit = (AUTO_PER_ROUND if asked is None else asked) / len(r.ledger.owners)
+    limit = state.config.security.audits / len(r.ledger.owners)
     usual = 1 if limit < 1 else 2  # each chunk once before any is looked at twice
     for c in fresh:
         if c not in state.round.ledger.sealed:

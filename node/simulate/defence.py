@@ -22,7 +22,6 @@ from atoll.outer_opt.outliers import odd_ones
 F32 = NDArray[np.float32]
 Encode = Callable[[int, F32], F32]  # a chunk's elements, as they are once they were encoded
 Recompute = Callable[[int], F32]  # a chunk, sealed anew from its contributions
-AUDITS_PER_ROUND = 1.5  # chunks: of an owner of an eighth of them one is drawn in 17 % of the rounds
 MIN_AUDITED = 3  # members, for any audit
 
 
@@ -52,7 +51,7 @@ class Defence:
         """The defence of a run that begins."""
         if not on:
             return Defence(0.0, False, run.seed)
-        return Defence(AUDITS_PER_ROUND, True, run.seed)
+        return Defence(run.security.audits, True, run.seed)
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng((self.seed, 11))

@@ -16,7 +16,7 @@ def test_an_owner_of_eight_that_seals_something_else_is_caught_within_twenty_rou
 
 
 def test_of_two_colluding_the_owner_is_caught_within_twenty_rounds_of_the_usual_audits() -> None:
-    assert len(caught(COLLUDE, 1000, 40).rounds) >= 37
+    assert len(caught(COLLUDE, 1000, 50).rounds) >= 45
 
 
 def test_of_honest_members_nothing_is_ever_decided() -> None:
@@ -25,7 +25,7 @@ def test_of_honest_members_nothing_is_ever_decided() -> None:
         world = AuditWorld(nonce).run()
         assert not world.decisions and not any("reduced again" in note for note in world.notes)
         audited += len(world.audited)
-    assert 200 < audited < 400  # of 16 chunks, one and a half
+    assert 180 < audited < 340  # of 16 chunks, 1.3
 
 
 @pytest.mark.parametrize("lies", [{}, liar(3, "mute"), liar(3, "audit"), liar(3, "slander"), liar(3, "alarm")])
