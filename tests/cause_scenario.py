@@ -127,7 +127,7 @@ def shown(seen: Observations) -> list[str]:
         return ["nothing to explain"]
     who = found.name or "nobody alone"
     who += f" to {found.peer_name}" if found.peer else ""
-    took = f"{found.seconds:.1f} of {found.slower:.1f} s"
+    took = f"{found.seconds:.1f} of {found.slower:.1f} s" if found.slower else f"{found.seconds:.1f} s"
     return [
         f"=> {found.kind}: {who} ({found.confidence}, {took})",
         f"   {found.sentence}",

@@ -93,7 +93,7 @@ class Verdict:
     sentence: str
     confidence: Confidence
     seconds: float = 0.0  # of the round that this explains
-    slower: float = 0.0  # seconds that the round took longer than usual
+    slower: float = 0.0  # seconds that the round took longer than usual; 0 too where nothing is usual yet
     facts: tuple[tuple[str, str], ...] = ()  # (name, value)
     beside: tuple[str, ...] = ()  # sentences: what else was found
 

@@ -33,7 +33,7 @@ def verdict(seen: Observations) -> Verdict | None:
     if not known and (long or seen.attempts > 1 or found):
         known = [_unknown(seen, found)]
     names = {node: member.name for node, member in seen.members.items()}
-    return verdict_of(known, seen.excess, names) if known else None
+    return verdict_of(known, seen.excess if seen.usual else 0.0, names) if known else None
 
 
 def of_void(names: str, differed: bool) -> Verdict:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from atoll.comm.durations import in_words, remaining
+from atoll.comm.durations import grain, in_words, remaining
 from atoll.comm.terminal import say, show_table, visible
 
 MEMBERS_SHOWN = 50
@@ -65,7 +65,8 @@ def _story(run: dict[str, Any]) -> Iterator[str]:
     said = [f"a round takes {in_words(pace['round_s'])}"] if pace.get("round_s") else []
     said += [f"{pace['tokens_per_s']:,.0f} tokens/s"] if pace.get("tokens_per_s") else []
     if run.get("ends_at") and pace.get("seconds_left"):
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["ends_at"]))
+        of = max(grain(pace["seconds_left"]), 60)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(of * round(run["ends_at"] / of)))
         said.append(f"finished in {remaining(pace['seconds_left'])}, {when}")
     if said:
         yield ", ".join(said)

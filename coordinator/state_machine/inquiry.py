@@ -234,8 +234,7 @@ def _named(state: State, asked: Inquiry, out: list[Effect]) -> Inquiry:
     lasts = found is not None and not found.seconds and _about(found) == state.blamed
     if found is None or lasts or _about(found) == _about(asked.named):
         return replace(asked, named=found)
-    slow = found.slower > 0 and seen.usual
-    took = f" took {seen.total:.1f} s, usually {seen.usual_total:.1f}" if slow else ""
+    took = f" took {seen.total:.1f} s, usually {seen.usual_total:.1f}" if found.slower else ""
     member = NodeId(found.culprit) if found.culprit in seen.members else None
     out.append(Note(f"round {seen.round}{took}: {found.sentence} ({found.kind})", member, seen.round, found))
     return replace(asked, named=found)

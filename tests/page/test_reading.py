@@ -31,7 +31,7 @@ def test_the_headline_says_how_the_run_is_doing_when_it_is_finished_and_why_the_
         "#figures"
     )
     assert re.fullmatch(r"\d\.\d+ k", figures["Tokens a second"])
-    assert re.fullmatch(r"in 1 h 4\d min", figures["Finishes"])
+    assert re.fullmatch(r"in 1 h [45]0 min", figures["Finishes"])
     assert reader.text("#phase") == "Round 600: committed.", "its reason is in the sentence below"
     assert reader.text("#passage-text") == "def f(x):\n    return 600 * x"
     assert "After round 600, as ada says" in reader.text("#passage-says")
@@ -286,7 +286,7 @@ def test_what_happened_at_an_hour_and_what_has_words_in_it_is_found(tab: Opener)
     reader = tab()
     page = reader.go()
     reader.wait("document.querySelectorAll('#events li').length > 20")
-    page.get_by_label("Hour", exact=True).fill("2026-09-21T19:00")
+    page.get_by_label("An hour from").fill("2026-09-21T19:00")
     reader.wait("document.getElementById('events-says').textContent.includes('committed')")
     said, told = reader.text("#events-says"), reader.text("#events")
     assert said.startswith("2026-09-21 19:00:00 to 20:00:00: ")
@@ -298,7 +298,9 @@ def test_what_happened_at_an_hour_and_what_has_words_in_it_is_found(tab: Opener)
     assert (
         page.locator("#events").get_by_role("link", name="kai", exact=True).get_attribute("href") == "#/node/n11"
     )
-    page.get_by_label("Hour", exact=True).fill("2026-09-22T07:00")
+    page.get_by_label("An hour from").fill("2026-09-21T19:20")
+    reader.wait("document.getElementById('events-says').textContent.startsWith('2026-09-21 19:20:00 to 20:20:00')")
+    page.get_by_label("An hour from").fill("2026-09-22T07:00")
     reader.wait("document.getElementById('events-says').textContent.includes('The run ended before')")
     page.get_by_role("button", name="Latest").click()
     reader.wait("document.querySelectorAll('#events li').length > 20")
@@ -392,7 +394,7 @@ def test_one_looks_back_by_slider_keys_and_address_and_plays_the_run(tab: Opener
     reader.wait("document.getElementById('events').textContent.includes('evaluated round 275')")
     assert "kai evicted" in reader.text("#events") and "2nd time" not in reader.text("#events")
     assert reader.text("#credit-title") == "Contributions to the whole run"
-    page.get_by_label("Hour", exact=True).fill("2026-09-21T21:00")
+    page.get_by_label("An hour from").fill("2026-09-21T21:00")
     reader.wait("document.getElementById('events-says').textContent.includes('is after round 299')")
     page.get_by_role("button", name="Play").click()
     reader.wait("Number(document.getElementById('past-text').textContent.match(/round (\\d+)/)[1]) > 302")

@@ -66,11 +66,10 @@ function addEvents(events) { // of a living run, the latest last
 const failed = place => error => text(byId(place), error.message);
 const reloadEvents = () => loadEvents().catch(failed("events-says"));
 
-function showHour(at) {
-  if (!Number.isFinite(at)) return;
-  const start = Math.floor(at / HOUR) * HOUR;
+function showHour(start) {
+  if (!Number.isFinite(start)) return;
   Object.assign(asked, { after: start, before: start + HOUR });
-  byId("events-hour").value = hourField(start);
+  byId("events-hour").value = minuteField(start);
   reloadEvents();
 }
 function showLast(seconds) { // of the run as it is shown
@@ -81,10 +80,11 @@ function showLast(seconds) { // of the run as it is shown
 }
 function visitHour(at) {
   leaveView();
-  showHour(at);
+  showHour(hourOf(at));
   byId("events-title").focus();
 }
-const hourNow = () => asked.after ?? (current.run ? current.run.now : Date.now() / 1000);
+const hourOf = at => Math.floor(at / HOUR) * HOUR;
+const hourNow = () => asked.after ?? hourOf(current.run ? current.run.now : Date.now() / 1000);
 byId("events-search").addEventListener("input", settled(() => { asked.search = byId("events-search").value.trim(); reloadEvents(); }, 250));
 byId("events-routine").addEventListener("change", () => { asked.routine = byId("events-routine").checked; reloadEvents(); });
 byId("events-hour").addEventListener("change", () => showHour(new Date(byId("events-hour").value).getTime() / 1000));

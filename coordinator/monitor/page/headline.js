@@ -24,7 +24,7 @@ function showHeadline(run) {
   figure("Compute utilisation", accounted ? percent(run.compute_utilisation) : "not known", "training, of training and exchange alone");
   text(figures.Finishes.label, done ? "Finished" : "Finishes");
   if (done) figure("Finishes", "done", run.last_commit_at ? moment(run.last_commit_at) : "");
-  else if (pace.seconds_left != null) figure("Finishes", `in ${remaining(pace.seconds_left)}`, `${soon(run.ends_at)}, at ${span(pace.round_s)} a round`);
+  else if (pace.seconds_left != null) figure("Finishes", `in ${remaining(pace.seconds_left)}`, `${soon(toGrain(run.ends_at, Math.max(grain(pace.seconds_left), 60)))}, at ${span(pace.round_s)} a round`);
   else if (run.rounds_total) figure("Finishes", pace.round_s == null ? "not known yet" : "not known", pace.round_s == null ? "" : `it stands still; usually ${span(pace.round_s)} a round`);
   else figure("Finishes", "open end", "the run has no last round");
   figure("Round", run.rounds_total ? `${count(run.round)} of ${count(run.rounds_total)}` : count(run.round), `${plural(run.committed - run.void_rounds, "round")} committed${run.void_rounds ? `, ${count(run.void_rounds)} void` : ""}`);

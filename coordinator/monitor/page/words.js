@@ -33,8 +33,10 @@ function span(seconds, tenths = 1) { // in its two largest units
   return `${count(Math.floor(s / 86400))} d ${Math.floor(s % 86400 / 3600)} h`;
 }
 
-// What is yet to come is not known to the second, if it is long.
-const remaining = seconds => seconds < 600 ? span(seconds, 0) : seconds < 3570 ? `${Math.round(seconds / 60)} min` : span(Math.round(seconds / 60) * 60);
+// What is yet to come is told less exactly the longer it is: to so many seconds.
+const grain = seconds => seconds < 600 ? 1 : seconds < 3600 ? 60 : seconds < 6 * 3600 ? 600 : 3600;
+const toGrain = (seconds, of) => Math.round(seconds / of) * of;
+const remaining = seconds => seconds < 600 ? span(seconds, 0) : seconds < 3570 ? `${Math.round(seconds / 60)} min` : span(toGrain(seconds, grain(seconds)));
 
 const two = n => String(n).padStart(2, "0");
 const day = d => `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`;
@@ -45,4 +47,4 @@ const soon = at => { // without the day, if it is today
   const d = dateOf(at), time = `${two(d.getHours())}:${two(d.getMinutes())}`;
   return day(d) === day(new Date()) ? `today ${time}` : `${day(d)} ${time}`;
 };
-const hourField = at => { const d = dateOf(at); return `${day(d)}T${two(d.getHours())}:00`; };
+const minuteField = at => { const d = dateOf(at); return `${day(d)}T${two(d.getHours())}:${two(d.getMinutes())}`; };

@@ -75,6 +75,7 @@ def test_whatever_is_told_there_is_a_verdict_that_can_be_kept_or_none(seen: Obse
     if found is not None:
         assert isfinite(found.seconds) and isfinite(found.slower) and found.seconds >= 0 and found.slower >= 0
         assert found.sentence and len(found.sentence) < 500
+        assert seen.usual or not found.slower  # than what?
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Verdict) == found
 
 

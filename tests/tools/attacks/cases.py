@@ -30,7 +30,9 @@ ACCUSED = (
     "each of the first two rounds takes two attempts more, which is milliseconds. Then both own no chunks for 20 "
     "rounds, as nobody knows which of them it is, and there is no path between them any more that could break."
 )
+NOTHING = Attack("nothing", "nobody does anything", False)
 STRANGERS = (
+    NOTHING,
     Attack("health", "1,000 streams of health a second, from members' own address", False),
     Attack("idle", "1,100 connections at each port that say nothing, from 11 addresses", False),
     Attack("trickle", "128 connections at each port that say a byte a second", False),
@@ -61,4 +63,4 @@ MEMBERS = (
     Attack("other state", "it says after every round that it has another state"),
     Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
 )
-ATTACKS = (*STRANGERS, *MEMBERS)
+ATTACKS = (*STRANGERS, NOTHING, *MEMBERS, NOTHING)  # in the order in which they are made

@@ -12,6 +12,8 @@ from atoll.comm.proto import atoll_pb2_grpc
 from atoll.comm.proto.report_stream import ReportStream
 from atoll.comm.transport import frames
 
+CALLS = HEARTBEAT, REPORT = ("heartbeat", "report")
+
 
 def hello_file(folder: Path, node: str) -> Path:
     """The bytes with which a member was dialled last."""
@@ -19,22 +21,22 @@ def hello_file(folder: Path, node: str) -> Path:
 
 
 def main(calls: str, hellos: str) -> None:
-    """`atoll`, in a process that appends to the file `calls` when each call began (seconds since 1970) and what it
-    took (seconds), and keeps hellos in the folder `hellos`."""
+    """`atoll`, in a process that appends to the file `calls` when each call began (seconds since 1970), what it
+    took (seconds) and what it was, and keeps hellos in the folder `hellos`."""
     with open(calls, "a", buffering=1) as out:
-        _clock_calls(lambda began, took: out.write(f"{began:.6f} {took:.6f}\n"))
+        _clock_calls(lambda began, took, what: out.write(f"{began:.6f} {took:.6f} {what}\n"))
         _record_hellos(Path(hellos))
         atoll()
 
 
-def _clock_calls(note: Callable[[float, float], object]) -> None:
-    def clocked(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _clock_calls(note: Callable[[float, float, str], object]) -> None:
+    def clocked(call: Callable[..., Awaitable[Any]], what: str) -> Callable[..., Awaitable[Any]]:
         async def timed(*arguments: Any, **options: Any) -> Any:
             began, start = time.time(), time.monotonic()
             try:
                 return await call(*arguments, **options)
             finally:
-                note(began, time.monotonic() - start)
+                note(began, time.monotonic() - start, what)
 
         return timed
 
@@ -43,12 +45,12 @@ def _clock_calls(note: Callable[[float, float], object]) -> None:
 
     def clocked_stub(channel: Any) -> Any:
         stub = honest(channel)
-        stub.Heartbeat = clocked(stub.Heartbeat)
+        stub.Heartbeat = clocked(stub.Heartbeat, HEARTBEAT)
         return stub
 
     stubs.CoordinatorStub = clocked_stub
     stream: Any = ReportStream
-    stream.send = clocked(stream.send)
+    stream.send = clocked(stream.send, REPORT)
 
 
 def _record_hellos(folder: Path) -> None:

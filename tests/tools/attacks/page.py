@@ -1,13 +1,16 @@
 """docs/attacks.md, made from the trials that docs/attacks.jsonl has."""
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from attacks.cases import ATTACKS, MEMBERS, STRANGERS, Attack
-from attacks.trial import USUAL, USUAL_LENGTHS, Figures, Trial
+from attacks.cases import ATTACKS, MEMBERS, NOTHING, STRANGERS, Attack
+from attacks.clocked import CALLS, HEARTBEAT, REPORT
+from attacks.trial import USUAL, USUAL_LENGTHS, Calls, Figures, Trial
+from scipy.stats import t as student
 
 CHANCE = "struck, outlier"  # nothing follows from it alone, and it happens without an attack, too
 MEMORY_BOUND = 64 << 20  # bytes
@@ -25,15 +28,19 @@ and the coordinator notice, without -> with it:
 
 - **round**: seconds from one commit to the next, in the middle, and their ratio. *Slow* rounds took more than
   {usual:g} times the middle of those without: which ones, counted from the attack's first, and the longest of all.
-- **calls**: milliseconds that honest members' heartbeats and reports took, 50 and 95 of 100.
+- **heartbeats; reports**: milliseconds that these calls of honest members took in the middle, and how many times
+  as long both were together.
 - **memory**: MB that a process has for itself, at its most; of the coordinator, the honest nodes' daemons and
   their trainers the one that grew most.
 
-Without an attack, from trial to trial, rounds took {rounds} s in the middle, and calls {p50} ms in the
-middle and {p95} ms, 95 of 100: so much is chance. In **bold** is what is more than a tenth above what it was and
-above all that, or more than 64 MiB above what it was. Chance is, too, in a model this small, that an honest delta
-points elsewhere than the others and its node is struck once, of which nothing follows: that happened {struck}
-times, and is not in the tables.
+Without an attack, from trial to trial, rounds took {rounds} s in the middle, heartbeats {heartbeats} ms and
+reports {reports} ms: so much is chance. In **bold** is what is more than a tenth above what it was and above all
+that, or more than 64 MiB above what it was. Chance is, too, in a model this small, that an honest delta points
+elsewhere than the others and its node is struck once, of which nothing follows: that happened {struck} times, and
+is not in the tables.
+
+Over all attacks, calls took {slowdowns} times as long with the attack as without;
+where nobody did anything, {control}.
 
 All processes share one machine. Strangers are nice to the others, and before they attack they do the same to a
 port of nobody's: what they take of the processors is in both figures. Processes that have nothing to do with it
@@ -45,7 +52,7 @@ MEMBERS_HEAD = """
 STRANGERS_HEAD = """
 ## By strangers
 """
-COLUMNS = "| attack | what became of it | round, s | slow | calls, ms: p50; p95 | memory, MB |"
+COLUMNS = "| attack | what became of it | round, s | slow | heartbeats; reports, ms | memory, MB |"
 
 
 def load(path: Path) -> list[Trial]:
@@ -54,7 +61,9 @@ def load(path: Path) -> list[Trial]:
     for line in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(line)
         for part in ("before", "during", "after"):
-            row[part] = Figures(**row[part]) if row[part] is not None else None
+            if row[part] is not None:
+                row[part]["calls"] = {what: Calls(**of) for what, of in row[part]["calls"].items()}
+                row[part] = Figures(**row[part])
         found.append(Trial(**row))
     return found
 
@@ -76,8 +85,10 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
         },
         versions=", ".join(f"{version} ({count})" for version, count in versions.items()),
         rounds=spread([t.before.seconds for t in trials], 2),
-        p50=spread([1e3 * t.before.p50 for t in trials], 1),
-        p95=spread([1e3 * t.before.p95 for t in trials], 1),
+        heartbeats=spread([1e3 * t.before.calls[HEARTBEAT].p50 for t in trials], 1),
+        reports=spread([1e3 * t.before.calls[REPORT].p50 for t in trials], 1),
+        slowdowns=_mean([slowdown(t) for t in trials if t.attack != NOTHING.word]),
+        control=_mean([slowdown(t) for t in trials if t.attack == NOTHING.word]),
         **{"others": statistics.median(others), "most_others": max(others)},
         struck=sum(harm.endswith(CHANCE) for t in trials for harm in t.harmed),
         precedence=", after these had theirs" if any(t.nice < 0 for t in trials) else "",
@@ -96,6 +107,24 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
 def spread(values: Sequence[float], digits: int) -> str:
     """From the least to the most."""
     return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def slowdown(t: Trial) -> float:
+    """How many times as long as before calls took in the middle while there was the attack: the geometric mean of
+    the kinds of calls."""
+    ratios = [t.during.calls[what].p50 / t.before.calls[what].p50 for what in CALLS]
+    return statistics.geometric_mean(ratios)
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    """The geometric mean of ratios, and in what interval it is with 95 of 100 (Student's t)."""
+    if len(ratios) < 2:
+        return " ".join(f"{ratio:.2f}" for ratio in ratios) or "(not measured)"
+    logs = [math.log(ratio) for ratio in ratios]
+    middle, error = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    reach = float(student.ppf(0.975, len(logs) - 1)) * error
+    low, mean, high = (math.exp(middle + by) for by in (-reach, 0.0, reach))
+    return f"{mean:.2f} ({low:.2f} to {high:.2f} by {len(ratios)} trials)"
 
 
 def growth(t: Trial) -> tuple[str, int, int]:
@@ -123,6 +152,17 @@ def _change(
     return _bold(text, ratio > USUAL and with_ > max(figure(t.before) for t in every))
 
 
+def _calls(trials: Sequence[Trial]) -> str:
+    """What calls took, in bold where they took more than a tenth longer."""
+
+    def middle(what: str, figures: Callable[[Trial], Figures]) -> str:
+        return f"{1e3 * _middle(trials, lambda t: figures(t).calls[what].p50):.1f}"
+
+    changes = [f"{middle(what, lambda t: t.before)} -> {middle(what, lambda t: t.during)}" for what in CALLS]
+    ratio = _middle(trials, slowdown)
+    return _bold(f"{'; '.join(changes)} ({ratio:.2f})", ratio > USUAL)
+
+
 def _row(attack: Attack, trials: Sequence[Trial], every: Sequence[Trial]) -> str:
     latest = trials[-1]
     harmed = sorted({harm for t in trials for harm in t.harmed if not harm.endswith(CHANCE)})
@@ -134,9 +174,7 @@ def _row(attack: Attack, trials: Sequence[Trial], every: Sequence[Trial]) -> str
         latest.ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else ""),
         _change(trials, every, lambda f: f.seconds, 1, 2),
         slow,
-        "; ".join(
-            (_change(trials, every, lambda f: f.p50, 1e3, 1), _change(trials, every, lambda f: f.p95, 1e3, 1))
-        ),
+        _calls(trials),
         _bold(f"{name}: {least / 1e6:.0f} -> {most / 1e6:.0f}", most - least > MEMORY_BOUND),
     )
     return f"| {' | '.join(cells)} |"

@@ -244,7 +244,12 @@ async def replays(aim: Aim, tally: Tally) -> None:
     await _often(REPLAYS_PER_SECOND, once)
 
 
+async def nothing(aim: Aim, tally: Tally) -> None:
+    """No harm."""
+
+
 WORKS: dict[str, Work] = {
+    "nothing": nothing,
     "health": health,
     "idle": idle,
     "trickle": trickle,

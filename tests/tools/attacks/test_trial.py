@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from attacks.cases import ATTACKS
-from attacks.page import page
+from attacks.page import page, slowdown
 from attacks.trial import Lengths, trial
 from attacks.village import HONEST, Village
 
@@ -19,6 +19,8 @@ def test_an_attack_is_made_and_measured(tmp_path: Path) -> None:
     assert not done.harmed
     for figures, rounds in ((done.before, 2), (done.during, 3), (done.after, 1)):
         assert figures is not None and len(figures.rounds) == rounds and min(figures.rounds) > 0
-        assert figures.calls > 5 * rounds and 0 < figures.p50 <= figures.p95
+        for calls in figures.calls.values():
+            assert calls.count > 5 * rounds and 0 < calls.p50 <= calls.p95
+    assert slowdown(done) > 0
     assert f"| {attack.sentence} | {done.ended} |" in page([done], "some machine")
     assert set(done.before.memory) == set(done.during.memory) and min(done.before.memory.values()) > 1 << 20

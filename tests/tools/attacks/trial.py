@@ -30,8 +30,8 @@ SETTLED = 3  # rounds in a row that are usual, after which an attack does not be
 class Lengths:
     """Rounds of a trial."""
 
-    before: int = 5
-    during: int = 6
+    before: int = 8
+    during: int = 9
     most: int = 24  # while rounds are unusual
     after: int = 2
 
@@ -40,14 +40,26 @@ USUAL_LENGTHS = Lengths()
 
 
 @dataclass(frozen=True)
+class Calls:
+    """What calls of one kind took."""
+
+    count: int
+    p50: float  # seconds, in the middle
+    p95: float
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> "Calls":
+        ordered = sorted(seconds)
+        return Calls(len(ordered), ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))])
+
+
+@dataclass(frozen=True)
 class Figures:
     """What some rounds cost honest members."""
 
     rounds: list[float]  # seconds from commit to commit
     exchange: list[float]  # seconds, of these
-    calls: int  # to the coordinator
-    p50: float  # seconds that they took
-    p95: float
+    calls: dict[str, Calls]  # to the coordinator, by what they were (`clocked.CALLS`)
     memory: dict[str, int]  # bytes that processes had for themselves, the most
     others: float  # cores that processes of nobody here took
 
@@ -147,7 +159,6 @@ def figures(village: Village, since: int, until: int) -> Figures:
     records = village.records(since, until)
     start, end = records[0]["committed_at"], records[-1]["committed_at"]
     at = [record["committed_at"] for record in records]
-    calls = sorted(village.calls(start, end))
     watch = village.watch
     memory = Counter[str]()
     for when, found in list(watch.memory):
@@ -158,9 +169,7 @@ def figures(village: Village, since: int, until: int) -> Figures:
     return Figures(
         [b - a for a, b in zip(at, at[1:], strict=False)],
         [record["seconds"]["reduce"] for record in records[1:]],
-        len(calls),
-        calls[len(calls) // 2],
-        calls[int(0.95 * len(calls))],
+        {what: Calls.of(seconds) for what, seconds in village.calls(start, end).items()},
         dict(memory),
         max(spent, 0.0),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from attacks.clocked import hello_file
+from attacks.clocked import CALLS, hello_file
 from attacks.liar import Target
 from attacks.strangers import Aim
 from e2e.harness import ROOT, Run, until
@@ -185,12 +185,13 @@ class Village(Run):
         until(f"a commit after round {committed}", lambda: self.committed() > committed, PATIENCE)
         return self.committed()
 
-    def calls(self, start: float, end: float) -> list[float]:
-        """Seconds that calls of honest members took which began in this time (seconds since 1970)."""
-        found = list[float]()
+    def calls(self, start: float, end: float) -> dict[str, list[float]]:
+        """Seconds that calls of honest members took which began in this time (seconds since 1970), by what they
+        were."""
+        found: dict[str, list[float]] = {what: [] for what in CALLS}
         for name in self.honest:
-            for line in (self.folder / f"{name}.calls").read_text().splitlines():
-                began, _, took = line.partition(" ")
-                if took and start <= float(began) < end:
-                    found.append(float(took))
+            for line in (self.folder / f"{name}.calls").read_text().splitlines(keepends=True):
+                began, took, what = line.split(" ") if line.endswith("\n") else ("0", "0", "")
+                if start <= float(began) < end:
+                    found[what.strip()].append(float(took))
         return found
