@@ -1,5 +1,5 @@
-"""One of five real nodes lies, in every round: the run ends where it ends without the lie, and who forges a seal
-is convicted and does not come back. docs/strangers.md has the same for eight simulated members and more lies.
+"""One of eight real nodes lies, in every round: the run ends where it ends without the lie, and who forges a seal
+is convicted and does not come back. docs/strangers.md has the same for simulated members and more lies.
 
 Both runs have the same seed, and the same samples behind each round as long as all are in it. The learning rate is
 constant: by a schedule of tokens, who is put out would have taken a part of it along.
@@ -17,7 +17,7 @@ from e2e.harness import ATOLL, ROOT, Run, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-HONEST, LIAR, ROUNDS = ("ada", "bo", "cy", "di"), "eve", 40
+HONEST, LIAR, ROUNDS = ("ada", "bo", "cy", "di", "flo", "gus", "hal"), "eve", 40
 NODES = len(HONEST) + 1
 BAR = 1.02  # of the honest run's loss
 SETTINGS = (
