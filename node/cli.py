@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,6 +330,10 @@ def top(state_dir: Path) -> None:
     from atoll.node.daemon.control_socket import ask
     from atoll.node.top import Top
 
+    if not sys.stdout.isatty():
+        raise ConfigError(
+            "atoll node top draws in a terminal, and its output goes elsewhere: see `atoll node status`"
+        )
     folder = state_dir.expanduser()
     Top(lambda: ask(folder, "status")).run()
 

@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from atoll.comm import extras
+from atoll.comm.errors import ConfigError
 from atoll.node import cli
 from atoll.node.daemon import control_socket
 from atoll.node.top import Top
@@ -106,6 +107,11 @@ def test_where_its_library_is_not_installed_the_extra_is_named(monkeypatch: pyte
     error = CliRunner().invoke(cli.node, ["top"]).exception
     assert isinstance(error, extras.MissingPackage)
     assert str(error).startswith("atoll node top needs textual") and "[top]" in str(error)
+
+
+def test_into_a_pipe_nothing_is_drawn() -> None:
+    error = CliRunner().invoke(cli.node, ["top"]).exception
+    assert isinstance(error, ConfigError) and "draws in a terminal" in str(error)
 
 
 def test_the_daemon_does_not_import_its_library() -> None:
