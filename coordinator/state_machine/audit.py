@@ -229,7 +229,8 @@ def _name(state: State, audit: Audit, count: int, now: float) -> Audit:
     unlikely = [n for n in by_lot if _was_silent(state, n) or _is_too_slow(state, audit, n)]
     chosen = [n for n in by_lot if n not in unlikely][: max(count - len(audit.named), 0)]
     chosen += unlikely[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
-    until = now + audit.seconds + REPORT_SECONDS
+    told_by = max(now, state.round.patient_until)  # where the coordinator was away, some are not back yet
+    until = told_by + audit.seconds + REPORT_SECONDS
     return replace(audit, named=audit.named | dict.fromkeys(chosen, until))
 
 

@@ -63,8 +63,13 @@ class Audits:
         self._open: dict[Key, Running | None] = {}  # None: reported
         self.shows: list[str] = []  # to whom it would show something, as a leaf
         self._hidden: set[Key] = set()
+        self._followed = (0, 0)  # incarnation and version of the newest view
 
     def follow(self, view: pb.View) -> None:
+        order = view.incarnation, view.version
+        if order < self._followed:  # here views may overtake each other, in a real stream they do not
+            return
+        self._followed = order
         self.shows = [donor.node_id for donor in view.auditors]
         wanted = {(view.plan.round, order.chunk, order.since): order for order in view.audits}
         for key in self._open.keys() - wanted.keys():

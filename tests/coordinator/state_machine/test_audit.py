@@ -389,6 +389,16 @@ def test_an_auditor_has_its_time_anew_when_the_coordinator_was_away(event: ev.Ev
     assert not world.decisions and not world.wrong()
 
 
+def test_who_is_named_just_after_the_coordinator_was_away_has_time_to_come_back_first() -> None:
+    world = AuditWorld(b"nonce", audit="1000")
+    world.feed(ev.Started(2, b"another nonce"))
+    for sealed in list(world.due()):
+        world.feed(sealed)
+    audits, patient_until = world.state.round.audits.values(), world.state.round.patient_until
+    assert audits and patient_until > world.now
+    assert all(until > patient_until + audit.seconds for audit in audits for until in audit.named.values())
+
+
 def test_what_is_said_of_another_audit_or_by_somebody_who_was_not_asked_changes_nothing() -> None:
     world = AuditWorld(b"nonce", audit="1000")
     world.feed(next(iter(world.due())))
