@@ -28,7 +28,7 @@ function nodeFacts(member, said) {
     fact(facts, "Doing", doing(member) || "nothing");
     if (member.version) fact(facts, "Version", member.version);
     fact(facts, "Tokens a second", member.pace ? count(member.pace) : "not known");
-    if (!current.run.recorded) fact(facts, "In its latest steps", member.tokens_per_s ? count(member.tokens_per_s) : "takes none now");
+    if (!current.run.recorded) fact(facts, "In its latest steps", member.tokens_per_s ? `${count(member.tokens_per_s)} tokens a second, without its rests` : "takes none now");
     if (member.loss) fact(facts, "Loss", digits(member.loss));
     if (member.gradient_norm) fact(facts, "Gradient norm", member.gradient_norm.toPrecision(3));
     if (memory(member)) fact(facts, "Memory", bytes(memory(member)));

@@ -40,7 +40,7 @@ async function showRound(number) {
     element("p", { class: record.void ? "bad" : "" }, said.why), facts,
     ...(record.void ? [element("h3", {}, "What a void round is"), element("p", {}, VOID)] : []),
     ...verdictFacts(said), ...failureTable(said),
-    record.void && !said.slow.length ? null : element("h3", {}, "Who was slow"),
+    record.void && !said.slow.length ? null : element("h3", {}, "Who was slower than the others"),
     record.void && !said.slow.length ? null : said.slow.length ? element("ul", {}, ...said.slow.slice(0, 30).map(s => element("li", {}, nodeLink(s.node, s.name), s.sentence.startsWith(s.name) ? s.sentence.slice(s.name.length) : `: ${s.sentence}`))) : element("p", {}, "Nobody was much slower than the others."),
     said.why.toLowerCase().includes(record.reason.toLowerCase()) ? null : element("p", {}, sentence(record.reason)),
     element("h3", {}, "Where each node's time went"),
@@ -83,5 +83,5 @@ function failureTable({ failures, names, record: { round } }) {
   return [element("h3", {}, "Failures"), element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Failures of members" },
     element("table", {}, element("thead", {}, element("tr", {}, ...heads.map((label, i) => element("th", { scope: "col", class: ["", "wide", "n", "n", "n wide", "n"][i] }, label)))), rows))];
 }
-const moreBy = share => Math.abs(share) < 0.045 ? "" : ` (${share < 0 ? "\u2212" : "+"}${count(Math.abs(100 * share))} %)`;
+const moreBy = share => Math.abs(share) < 0.045 ? "" : ` (${share < 0 ? "\u2212" : "+"}${count(Math.abs(100 * share))}\u00a0%)`;
 const usually = seconds => seconds > 0.05 ? `, usually ${span(seconds)}` : "";
