@@ -6,7 +6,7 @@ from atoll.comm.errors import ConfigError
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
 # Of a time that is yet to come: the seconds to which it is told, while it is less than so many.
-GRAINS = ((1, 600.0), (60, 3600.0), (600, 6 * 3600.0), (3600, float("inf")))
+GRAINS, LONGEST_GRAIN = ((1, 600.0), (60, 3600.0), (600, 6 * 3600.0)), 3600
 
 
 def duration(option: str, text: str) -> float:
@@ -20,13 +20,13 @@ def duration(option: str, text: str) -> float:
 def remaining(seconds: float) -> str:
     """A time that is yet to come, for people, as exactly as it may be known (`grain`)."""
     of = grain(seconds)
-    rounded = seconds if of == 1 else of * round(seconds / of)
+    rounded = seconds if of == 1 else of * int(seconds / of + 0.5)
     return f"{rounded // 60} min" if of == 60 and rounded < 3600 else in_words(rounded)
 
 
 def grain(seconds: float) -> int:
     """The seconds to which a time that is this far away is told."""
-    return next(of for of, until in GRAINS if seconds < until)
+    return next((of for of, until in GRAINS if seconds < until), LONGEST_GRAIN)
 
 
 def in_words(seconds: float) -> str:

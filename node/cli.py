@@ -330,9 +330,11 @@ def top(state_dir: Path) -> None:
     from atoll.node.daemon.control_socket import ask
     from atoll.node.top import Top
 
-    if not sys.stdout.isatty():
+    drawn_on = sys.__stdout__ if sys.platform == "win32" else sys.__stderr__  # by its library
+    streams = (sys.stdin, drawn_on)
+    if "TEXTUAL_DRIVER" not in os.environ and not all(of is not None and of.isatty() for of in streams):
         raise ConfigError(
-            "atoll node top draws in a terminal, and its output goes elsewhere: see `atoll node status`"
+            "atoll node top needs a terminal for keys and picture: without one see `atoll node status`"
         )
     folder = state_dir.expanduser()
     Top(lambda: ask(folder, "status")).run()

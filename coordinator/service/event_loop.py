@@ -174,7 +174,7 @@ class EventLoop:
                         await self._take_pardons(now)
                     if now - self._telemetry_saved_at > self._telemetry_interval:
                         await self._durably(self._save(self.telemetry.dump()))
-            await self._durably(self._save(self.telemetry.dump()))
+            await self._durably(partial(self._leave, self.telemetry.dump()))
 
     def stop(self) -> None:
         """End `run` after the batch at hand, which is durable then; later events are not taken."""
@@ -271,6 +271,12 @@ class EventLoop:
     def _save(self, dump: str) -> Callable[[], None]:
         self._telemetry_saved_at = self.clock()
         return partial(self._journal.set_meta, TELEMETRY, dump)
+
+    def _leave(self, dump: str) -> None:
+        """The last write, in a thread: who goes on from the journal repeats no event, which another version of
+        Atoll might take in otherwise than this one did."""
+        self._journal.set_meta(TELEMETRY, dump)
+        self._machine.snapshot()
 
     async def _durably(self, write: Callable[[], None]) -> None:
         """Do `write` in a thread; while the disk is full, again and again. Raises `CoordinatorStopping`, and what

@@ -229,9 +229,12 @@ def _name(state: State, audit: Audit, count: int, now: float) -> Audit:
     unlikely = [n for n in by_lot if _was_silent(state, n) or _is_too_slow(state, audit, n)]
     chosen = [n for n in by_lot if n not in unlikely][: max(count - len(audit.named), 0)]
     chosen += unlikely[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
-    told_by = max(now, state.round.patient_until)  # where the coordinator was away, some are not back yet
-    until = told_by + audit.seconds + REPORT_SECONDS
-    return replace(audit, named=audit.named | dict.fromkeys(chosen, until))
+    return replace(audit, named=audit.named | dict.fromkeys(chosen, _until(state, audit, now)))
+
+
+def _until(state: State, audit: Audit, now: float) -> float:
+    """When who is named now is late. Where the coordinator was away, some have yet to come back."""
+    return max(now, state.round.patient_until) + audit.seconds + REPORT_SECONDS
 
 
 def _was_silent(state: State, node: NodeId) -> bool:
@@ -294,13 +297,12 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
 # The clock, and the verdict
 
 
-def give_time_anew(state: State, now: float, besides: float = REPORT_SECONDS) -> State:
-    """Let those who have not answered have their time from `now` on, and some seconds `besides`: nobody could tell
-    the coordinator anything, or no attempt was in force, without which no view names an audit."""
+def give_time_anew(state: State, now: float) -> State:
+    """Let those who have not answered have their time from `now` on: nobody could tell the coordinator anything,
+    or no attempt was in force, without which no view names an audit."""
     audits = dict[int, Audit]()
     for c, audit in state.round.audits.items():
-        until = now + audit.seconds + besides
-        anew = {n: until for n in audit.named if n not in audit.voices}
+        anew = dict.fromkeys(audit.named.keys() - audit.voices.keys(), _until(state, audit, now))
         audits[c] = replace(audit, named=audit.named | anew)
     return with_round(state, replace(state.round, audits=audits)) if audits else state
 

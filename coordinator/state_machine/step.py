@@ -339,11 +339,10 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
 
 def _with_time_anew(state: State, now: float) -> State:
     """The coordinator was away: whom it waits for could tell it nothing, and has its time from `now` on."""
-    state, plan = audit.give_time_anew(state, now, who.RECONNECT_GRACE_SECONDS), state.round.plan
-    plan = None if plan is None else replace(plan, opened_at=now, stage_at=now)
     r, patient_until = state.round, now + who.RECONNECT_GRACE_SECONDS
+    plan = None if r.plan is None else replace(r.plan, opened_at=now, stage_at=now)
     r = replace(r, patient_until=patient_until, asked_at=now, plan=plan, half_told=r.ledger.attempt)
-    return with_round(state, r)
+    return audit.give_time_anew(with_round(state, r), now)
 
 
 def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State:

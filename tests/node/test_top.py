@@ -109,9 +109,9 @@ def test_where_its_library_is_not_installed_the_extra_is_named(monkeypatch: pyte
     assert str(error).startswith("atoll node top needs textual") and "[top]" in str(error)
 
 
-def test_into_a_pipe_nothing_is_drawn() -> None:
+def test_without_a_terminal_nothing_is_drawn() -> None:
     error = CliRunner().invoke(cli.node, ["top"]).exception
-    assert isinstance(error, ConfigError) and "draws in a terminal" in str(error)
+    assert isinstance(error, ConfigError) and "needs a terminal" in str(error)
 
 
 def test_the_daemon_does_not_import_its_library() -> None:

@@ -66,8 +66,9 @@ function addEvents(events) { // of a living run, the latest last
 const failed = place => error => text(byId(place), error.message);
 const reloadEvents = () => loadEvents().catch(failed("events-says"));
 
-function showHour(start) {
-  if (!Number.isFinite(start)) return;
+function showHour(at) {
+  if (!Number.isFinite(at)) return;
+  const start = Math.floor(at / 60) * 60; // as the field has it
   Object.assign(asked, { after: start, before: start + HOUR });
   byId("events-hour").value = minuteField(start);
   reloadEvents();

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from atoll.comm.rate_limits import RateLimit
 from atoll.coordinator.monitor.http import snapshot
 from atoll.coordinator.service import control_plane, event_loop, rpc
 from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase
@@ -364,6 +366,21 @@ def test_a_stopping_coordinator_waits_for_no_stream_of_reports(
             await ada.at_work()
             c.plane.stop()
             await ada.stream_ends()
+
+    asyncio.run(story())
+
+
+def test_who_goes_on_after_a_coordinator_that_stopped_repeats_no_event(tmp_path: Path) -> None:
+    """Another version might take it in otherwise."""
+
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            await c.node().join()
+            before = c.event_loop.state
+            assert before.members.here
+        with closing(Journal(tmp_path)) as journal:
+            assert not list(journal.events())
+            assert JournaledMachine(before.config, journal).state == before
 
     asyncio.run(story())
 

@@ -13,7 +13,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.audit import DOUBTS
+from atoll.coordinator.state_machine.audit import DOUBTS, give_time_anew
 from atoll.coordinator.state_machine.state import Audit, fail_attempt
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
@@ -397,6 +397,9 @@ def test_who_is_named_just_after_the_coordinator_was_away_has_time_to_come_back_
     audits, patient_until = world.state.round.audits.values(), world.state.round.patient_until
     assert audits and patient_until > world.now
     assert all(until > patient_until + audit.seconds for audit in audits for until in audit.named.values())
+    world.now += 1.0
+    again = give_time_anew(world.state, world.now).round.audits.values()  # as another attempt opens
+    assert all(until > patient_until + audit.seconds for audit in again for until in audit.named.values())
 
 
 def test_what_is_said_of_another_audit_or_by_somebody_who_was_not_asked_changes_nothing() -> None:
