@@ -26,10 +26,11 @@ RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_exchange, b
 
 def verdict(seen: Observations) -> Verdict | None:
     """Who or what was to blame for a round; None: it was as usual, and nothing is wrong with anybody."""
-    found = choose((e for rule in RULES for e in rule(seen)), seen.excess, seen.usual_total)
+    long = seen.excess >= max(MIN_EXCESS_SECONDS, (SLOW_TIMES - 1) * seen.usual_total)
+    told = (e for rule in RULES for e in rule(seen) if long or not _is_vague(e))
+    found = choose(told, seen.excess, seen.usual_total)
     known = [e for e in found if e.kind is not Kind.UNKNOWN]
     known = known or choose(by_pauses(seen), seen.excess, seen.usual_total)
-    long = seen.excess >= max(MIN_EXCESS_SECONDS, (SLOW_TIMES - 1) * seen.usual_total)
     if not known and (long or seen.attempts > 1 or found):
         known = [_unknown(seen, found)]
     names = {node: member.name for node, member in seen.members.items()}
@@ -43,6 +44,11 @@ def of_void(names: str, differed: bool) -> Verdict:
         return Verdict(Kind.DIVERGED_STATE, "", "", "", "", sentence, Confidence.SEEN)
     sentence = f"its state was lost with all who held it: {names} went before their disks had it"
     return Verdict(Kind.DEAD, "", "", "", "", sentence, Confidence.SEEN)
+
+
+def _is_vague(explanation: Explanation) -> bool:
+    """Whether it is that the round took long, and nobody is named."""
+    return explanation.weight is Weight.SLOWNESS and not explanation.culprit
 
 
 def _unknown(seen: Observations, found: list[Explanation]) -> Explanation:
