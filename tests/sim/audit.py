@@ -66,10 +66,10 @@ class Audits:
         self._followed = (0, 0)  # incarnation and version of the newest view
 
     def follow(self, view: pb.View) -> None:
-        order = view.incarnation, view.version
-        if order < self._followed:  # here views may overtake each other, in a real stream they do not
+        at = view.incarnation, view.version
+        if at < self._followed:  # here views may overtake each other, in a real stream they do not
             return
-        self._followed = order
+        self._followed = at
         self.shows = [donor.node_id for donor in view.auditors]
         wanted = {(view.plan.round, order.chunk, order.since): order for order in view.audits}
         for key in self._open.keys() - wanted.keys():
