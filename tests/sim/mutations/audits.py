@@ -26,6 +26,13 @@ MUTATIONS = [
         AUDIT,
     ),
     Mutation(
+        "who is to audit just after the coordinator was away has no time to come back",
+        MACHINE,
+        "return max(now, state.round.patient_until) + audit.seconds",
+        "return now + audit.seconds",
+        AUDIT,
+    ),
+    Mutation(
         "an auditor may call anybody silent",
         VOICES,
         "known = all(place in audit.parties.keys for place in event.silent)",

@@ -524,8 +524,8 @@ MUTATIONS = [
     Mutation(
         "auditors are late while the coordinator is away",
         M + "step.py",
-        "state, plan = audit.give_time_anew(state, now, who.RECONNECT_GRACE_SECONDS), state.round.plan",
-        "plan = state.round.plan",
+        "return audit.give_time_anew(with_round(state, r), now)",
+        "return with_round(state, r)",
         HERE + "test_audit.py",
     ),
     Mutation(
