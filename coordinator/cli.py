@@ -324,10 +324,12 @@ def blame(what: str, url: str, state_dir: Path | None, as_json: bool) -> None:
     if (number := round_number(what)) and not found.verdicts:
         if found.seconds is None:
             say(f"round {number} is not committed, or not on record any more")
-        else:
-            say(f"round {number} was as usual: {found.seconds:.1f} s")
-    if not found.decisions:
-        say(f"nothing was held against {'anybody' if not what or what.isdigit() else what}")
+            return
+        say(f"round {number} was as usual: {found.seconds:.1f} s")
+    if not (found.decisions or found.verdicts or number or not what):
+        say(f"no verdict and no decision names {what}")
+    elif not found.decisions:
+        say(f"nothing was held against {what if what and not number else 'anybody'}")
 
 
 def _blame(what: str, url: str, state_dir: Path | None) -> "Blame":
@@ -345,7 +347,7 @@ def _blame(what: str, url: str, state_dir: Path | None) -> "Blame":
         if url or not (folder := default_state_dir("coordinator")).is_dir():
             raise
         found = journaled_blame(folder, what)
-        say(f"run {found.run}, by {folder} (no page that knows of blame is at {page})", err=True)
+        say(f"run {found.run}, by {folder} (no page answers at {page})", err=True)
     else:
         say(f"run {found.run}, by the page at {page}", err=True)
     return found

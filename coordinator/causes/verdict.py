@@ -26,7 +26,7 @@ RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_exchange, b
 
 def verdict(seen: Observations) -> Verdict | None:
     """Who or what was to blame for a round; None: it was as usual, and nothing is wrong with anybody."""
-    long = seen.excess >= max(MIN_EXCESS_SECONDS, (SLOW_TIMES - 1) * seen.usual_total)
+    long = bool(seen.usual) and seen.excess >= max(MIN_EXCESS_SECONDS, (SLOW_TIMES - 1) * seen.usual_total)
     told = (e for rule in RULES for e in rule(seen) if long or not _is_vague(e))
     found = choose(told, seen.excess, seen.usual_total)
     known = [e for e in found if e.kind is not Kind.UNKNOWN]

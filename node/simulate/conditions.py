@@ -45,6 +45,8 @@ class Conditions:
         ):
             if not holds:
                 raise ConfigError(f"{name} is {value:g}: it must be {must}")
+        if self.lie and not self.liars:
+            raise ConfigError(f"--liar is {self.lie}: say with --liars how many nodes do it")
         if self.liars and not self.lie:
             raise ConfigError(f"--liars is {self.liars}: say with --liar what they do, such as flip:10")
         if self.lie:

@@ -117,7 +117,7 @@ def test_blame_prints_the_evidence_against_a_node_or_in_a_round(folder: str) -> 
         "seconds 60",
     ):
         assert part in text
-    assert operator(cli.blame, "n3", "--state-dir", folder) == "nothing was held against n3\n"
+    assert operator(cli.blame, "n3", "--state-dir", folder) == "no verdict and no decision names n3\n"
 
 
 def test_blame_says_who_was_to_blame_for_a_round(tmp_path: Path) -> None:

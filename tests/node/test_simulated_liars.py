@@ -82,6 +82,8 @@ def test_there_are_fewer_liars_than_nodes_and_they_have_a_lie() -> None:
         Conditions(8, 1, liars=8, lie="zeros").check()
     with pytest.raises(ConfigError, match="say with --liar"):
         Conditions(8, 1, liars=1).check()
+    with pytest.raises(ConfigError, match="say with --liars how many"):
+        Conditions(8, 1, lie="zeros").check()
 
 
 def test_deltas_of_liars() -> None:
