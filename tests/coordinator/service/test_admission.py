@@ -114,6 +114,9 @@ def test_a_restart_keeps_keys_and_mark_and_who_is_banned_is_not_let_in_again(tmp
         async with coordinator(tmp_path) as c:
             bo = c.node()
             reply = await bo.join()
-            assert (reply.mark, reply.data_key) == (first.mark, first.data_key), "the charge above was no event"
+            assert (reply.mark, reply.data_key) == (again.mark, again.data_key)
+            evil = c.node()
+            evil.key = eve.key
+            assert "banned" in await refused(evil.join("6" * 32), Code.PERMISSION_DENIED)
 
     asyncio.run(story())
