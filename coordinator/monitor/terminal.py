@@ -32,11 +32,14 @@ def show(run: dict[str, Any], every_member: bool = False) -> None:
         say(line)
     members = by_urgency(run["members"])
     shown = members if every_member else [m for m in members if m["state"] != "left"][:MEMBERS_SHOWN]
-    show_table(members_table(run | {"members": shown}))
+    if shown:
+        show_table(members_table(run | {"members": shown}))
     for line in reasons(run | {"members": shown}):
         say(line)
     if len(shown) < len(members):
-        say(f"and {len(members) - len(shown)} more: --all shows them")
+        gone = sum(m["state"] == "left" for m in members)
+        said = f"{gone} have left" if gone == len(members) else f"and {len(members) - len(shown)} more"
+        say(f"{said}: --all shows them")
 
 
 def summary(run: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atoll.coordinator.monitor.terminal import COLORS, by_urgency, members_table, reasons, summary
+from atoll.coordinator.monitor.terminal import COLORS, by_urgency, members_table, reasons, show, summary
 
 
 def member(number: int, state: str, **fields: Any) -> dict[str, Any]:
@@ -62,6 +62,13 @@ def test_goodput_and_utilisation_are_said_with_what_each_is_of() -> None:
 
 def test_members_in_trouble_come_first_and_the_others_by_age() -> None:
     assert [m["node_id"] for m in by_urgency(RUN["members"])] == ["n3", "n5", "n4", "n2", "n10", "n1"]
+
+
+def test_of_a_run_that_all_have_left_no_empty_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    show(RUN | {"members": [member(1, "left"), member(2, "left")]})
+    assert capsys.readouterr().out.splitlines()[-1] == "2 have left: --all shows them"
+    show(RUN)
+    assert capsys.readouterr().out.splitlines()[-1] == "and 1 more: --all shows them"
 
 
 def test_where_the_table_is_narrow_the_reasons_stand_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
