@@ -326,10 +326,14 @@ def blame(what: str, url: str, state_dir: Path | None, as_json: bool) -> None:
             say(f"round {number} is not committed, or not on record any more")
             return
         say(f"round {number} was as usual: {found.seconds:.1f} s")
-    if not (found.decisions or found.verdicts or number or not what):
+    if found.decisions:
+        return
+    if not what or number:
+        say("nothing was held against anybody")
+    elif found.verdicts:
+        say(f"nothing was held against {what}")
+    else:
         say(f"no verdict and no decision names {what}")
-    elif not found.decisions:
-        say(f"nothing was held against {what if what and not number else 'anybody'}")
 
 
 def _blame(what: str, url: str, state_dir: Path | None) -> "Blame":
@@ -347,7 +351,7 @@ def _blame(what: str, url: str, state_dir: Path | None) -> "Blame":
         if url or not (folder := default_state_dir("coordinator")).is_dir():
             raise
         found = journaled_blame(folder, what)
-        say(f"run {found.run}, by {folder} (no page answers at {page})", err=True)
+        say(f"run {found.run}, by {folder} (no page tells of it at {page})", err=True)
     else:
         say(f"run {found.run}, by the page at {page}", err=True)
     return found

@@ -174,7 +174,8 @@ class EventLoop:
                         await self._take_pardons(now)
                     if now - self._telemetry_saved_at > self._telemetry_interval:
                         await self._durably(self._save(self.telemetry.dump()))
-            await self._durably(partial(self._leave, self.telemetry.dump()))
+            # Who goes on from the journal repeats no event: another version of Atoll might take it in otherwise.
+            await self._durably(partial(self._snapshot, self.telemetry.dump()))
 
     def stop(self) -> None:
         """End `run` after the batch at hand, which is durable then; later events are not taken."""
@@ -233,7 +234,6 @@ class EventLoop:
         points = crash_points(self.state, batch.state, commit.events) if faults.FAULTS else []
         _hit(points, "before-write")
         if batch.entries or batch.effects:
-            # What a snapshot stands for is not replayed: the telemetry has to know it as well.
             dump = self.telemetry.dump() if self._machine.snapshot_due(self._is_awaited) else ""
             await self._durably(partial(self._write, batch, dump))
         _hit(points, "written")
@@ -247,8 +247,7 @@ class EventLoop:
     def _write(self, batch: Batch, dump: str) -> None:
         """In a thread. The snapshot is of the state before the batch, which is what the journal has."""
         if dump and self._machine.snapshot_due():  # else the write alone is done again
-            self._journal.set_meta(TELEMETRY, dump)
-            self._machine.snapshot()
+            self._snapshot(dump)
         with self.metrics.writes.time():
             self._machine.write(batch)
         self.metrics.events_since_snapshot.set(self._machine.events_since_snapshot)
@@ -272,9 +271,8 @@ class EventLoop:
         self._telemetry_saved_at = self.clock()
         return partial(self._journal.set_meta, TELEMETRY, dump)
 
-    def _leave(self, dump: str) -> None:
-        """The last write, in a thread: who goes on from the journal repeats no event, which another version of
-        Atoll might take in otherwise than this one did."""
+    def _snapshot(self, dump: str) -> None:
+        """In a thread. What a snapshot stands for is not replayed: the telemetry has to know it as well."""
         self._journal.set_meta(TELEMETRY, dump)
         self._machine.snapshot()
 
