@@ -58,6 +58,11 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
     step: int = 0  # the latest
     moved: float = 0.0  # `at_hand` when it was taken
     pace: float = 0.0  # seconds a step; 0: not known
+    recent: tuple[float, int] = (
+        0.0,
+        0,
+    )  # seconds and number of the newest steps; the pace is that of those before
+    stands: bool = False  # the trainer stands still since the latest step
     broken: float = 0.0  # `at_hand` when the trainer or the process ended; 0: it goes on
     forfeited: float = 0.0  # of `lost`: what was open when it went, and it may yet bring
     forfeited_steps: int = 0  # that it was; 0: not known
@@ -109,39 +114,62 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
         gone = sum(self.work.values())
         self.book("lost", gone)
         self.work = {}
-        self.moved, self.broken, self.step = 0.0, 0.0, 0
+        self._begin(self.round)
         return gone
+
+    def _begin(self, round_: int, step: int = 0) -> None:
+        """Its steps are another round's from now on."""
+        self._settle()
+        self.round, self.step, self.moved, self.broken, self.stands = round_, step, 0.0, 0.0, False
 
     def progress(self, round_: int, step: int) -> float:
         """Take in how far it is; returns the seconds of steps that it takes once more."""
         if round_ > self.round:
-            self.round, self.step, self.moved, self.broken = round_, step, 0.0, 0.0
-        if round_ != self.round or step == 0 or step == self.step:
+            self._begin(round_, step)
+        if round_ != self.round or (step == 0 and self.step):
             return 0.0
-        again, ahead = 0.0, step - self.step
-        if ahead < 0:
-            again = (self.broken or self.at_hand) * (1 - (step - 1) / self.step)
-            self.work[round_] = self.at_hand - again
-            self.book("lost", again)
-        elif self.step:
-            self._pace(self.at_hand - self.moved, ahead)
-        self.step, self.moved, self.broken = step, self.at_hand, 0.0
+        if step >= self.step:
+            self._advance(step)
+            return 0.0
+        again = (self.broken or self.at_hand) * (1 - (step - 1) / self.step)
+        self.work[round_] = self.at_hand - again
+        self.book("lost", again)
+        self._settle()
+        self.step, self.moved, self.broken, self.stands = step, self.at_hand, 0.0, False
         return again
 
-    def _pace(self, took: float, steps: int) -> None:
-        """So many steps took so many seconds: what is far beyond the usual they have not."""
-        usual = steps * self.pace
-        if self.pace and took > STUCK_SECONDS + STUCK_STEPS * usual:
-            self.work[self.round] = self.at_hand - (took - usual)
-            self.book("waiting", took - usual)
-        elif self.pace:
-            self.pace += PACE_WEIGHT * (took / steps - self.pace)
-        else:
-            self.pace = took / steps
+    def _advance(self, step: int) -> None:
+        """It is at this step of the round at hand: the same, or a later one. Since the latest it took as long as
+        usual, or it stood still, and then what the steps just before took beyond the usual was the beginning."""
+        if not self.pace:
+            self._settle()
+        ahead, took = step - self.step, self.at_hand - self.moved
+        usual = max(ahead, 1) * self.pace
+        if self.pace and (self.stands or took > STUCK_SECONDS + STUCK_STEPS * usual):
+            before, steps = self.recent
+            still = max(took - usual, 0.0) + max(before - steps * self.pace, 0.0)
+            self.work[self.round] = self.at_hand - still
+            self.book("waiting", still)
+            self.stands, self.recent = True, (0.0, 0)
+            self.moved = self.at_hand - min(took, usual)
+        if ahead:
+            self._settle()
+            if self.step and not self.stands:
+                self.recent = took, ahead
+            self.step, self.moved, self.broken, self.stands = step, self.at_hand, 0.0, False
 
-    def offer(self, round_: int, carries: bool, carried: float) -> None:
+    def _settle(self) -> None:
+        """The newest steps were nothing but steps."""
+        took, steps = self.recent
+        if steps:
+            self.pace += (PACE_WEIGHT if self.pace else 1.0) * (took / steps - self.pace)
+        self.recent = 0.0, 0
+
+    def offer(self, round_: int, steps: int, carries: bool, carried: float) -> None:
         """It contributes its steps of a round; `carries`: with those of rounds before, so many steps. Of what was
         lost when it went it may have fewer: those until its latest copy."""
+        if round_ == self.round and steps > self.step:
+            self._advance(steps)
         if self.offered:  # to an earlier one, or to the same before it began anew
             self.work[self.offered_round] = self.work.get(self.offered_round, 0.0) + self.offered
         if carries and self.forfeited:
@@ -156,7 +184,7 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
             self.book("lost", earlier)
         self.forfeited = 0.0
         if self.round <= round_:
-            self.round, self.step, self.moved, self.broken = round_ + 1, 0, 0.0, 0.0
+            self._begin(round_ + 1)
 
     def decide(self, round_: int, part: float) -> None:
         """A round was committed, with this part of what it offered."""
@@ -225,12 +253,19 @@ class GoodputMeter(msgspec.Struct):
             account.hear(now, account.bucket)
 
     def record_contribution(
-        self, node: NodeId, round_: int, carries: bool, goes_on: bool = False, carried: float = inf
+        self,
+        node: NodeId,
+        round_: int,
+        carries: bool,
+        goes_on: bool = False,
+        carried: float = inf,
+        steps: int = 0,
     ) -> None:
-        """The node contributes to the round what it has trained; `carries`: with what earlier rounds left out,
-        which is so many inner steps; `goes_on`: its trainer takes the steps that follow, and does not wait."""
+        """The node contributes to the round what it has trained, so many inner steps; `carries`: with what earlier
+        rounds left out, which is so many more; `goes_on`: its trainer takes the steps that follow, and does not
+        wait."""
         if (account := self.accounts.get(node)) is not None:
-            account.offer(round_, carries, carried)
+            account.offer(round_, steps, carries, carried)
             if account.bucket == "inner" and not goes_on:
                 account.bucket = "waiting"
 

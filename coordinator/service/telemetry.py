@@ -104,7 +104,7 @@ class Telemetry:
                 work, config = event.contribution, after.config
                 carried = work.samples / config.inner.batch_size - work.steps  # steps of earlier rounds
                 goes_on = config.delay(event.round) > 0
-                self.meter.record_contribution(event.node, event.round, carried > 0, goes_on, carried)
+                self.meter.record_contribution(event.node, event.round, carried > 0, goes_on, carried, work.steps)
         if after.committed > before.committed:
             self._commit(before, after, records, now)
         if void := {record.round for record in records if record.void}:

@@ -112,7 +112,9 @@ def test_buckets_add_up_and_each_injected_loss_is_in_its_own(run: Run) -> None:
     took = time.monotonic() - at
     committed = run.committed()
     until("a commit", lambda: run.committed() > committed)
-    assert 0.95 * took <= spent(run, "ada", "waiting", before_stop)
+    stood = spent(run, "ada", "waiting", before_stop)
+    print(f"of {took:.1f} s for which a trainer stood still {stood:.1f} s are waiting")
+    assert 0.95 * took <= stood
 
     # A trainer is killed: its node is not down.
     trained = at_step(run, "bo", STEPS // 2)
@@ -145,8 +147,12 @@ def test_buckets_add_up_and_each_injected_loss_is_in_its_own(run: Run) -> None:
         assert sum(sum(of.values()) for of in told) == pytest.approx(wall, abs=0.01 * wall + heard), member
 
     # Each failure was noticed, has its price, and was over in the end.
-    failures = {f["number"]: f for r in records for f in r["failures"]}
-    nodes = {m["node_id"]: m["name"] for m in now["members"]}
-    of_cy = next(f for f in failures.values() if nodes[f["node"]] == "cy")
+    def failures(name: str, reason: str = "") -> list[dict[str, Any]]:
+        """What the records say of the node's failures, the latest record the last word."""
+        nodes = {m["node_id"]: m["name"] for m in now["members"]}
+        found = {f["number"]: f for record in run.rounds() for f in record["failures"]}
+        return [f for f in found.values() if nodes[f["node"]] == name and reason in f["reason"]]
+
+    of_cy = failures("cy")[0]
     assert of_cy["detected"] < 6 and of_cy["recovered"] > 12 and of_cy["lost"] > 0
-    assert any(f["reason"] == "its trainer ended" and nodes[f["node"]] == "bo" for f in failures.values())
+    until("the record of bo's trainer", lambda: failures("bo", "its trainer ended"))

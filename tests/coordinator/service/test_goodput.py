@@ -164,6 +164,64 @@ def test_a_trainer_that_stands_still_is_waited_for() -> None:
     assert spent(meter, 51) == {"starting": 10, "open": 11, "waiting": 30}
 
 
+def stopping(step: int = 30) -> GoodputMeter:
+    """The meter of a node that takes a step a second and is heard each three, as it was heard last: at this step,
+    a multiple of three, of round 1."""
+    meter = training()
+    for k in range(3, step + 1, 3):
+        beat(meter, 10 + k, "inner", 1, k)
+    return meter
+
+
+def test_a_stop_begins_with_the_latest_step_and_not_with_the_heartbeat_after_it() -> None:
+    meter = stopping()
+    for now in range(43, 80, 3):
+        beat(meter, now, "inner", 1, 31)
+    beat(meter, 79, "inner", 1, 32)
+    assert spent(meter, 79) == {"starting": 10, "open": 32, "waiting": 37}
+    beat(meter, 82, "inner", 1, 35)
+    assert spent(meter, 82) == {"starting": 10, "open": 35, "waiting": 37}
+
+
+def test_a_trainer_that_stands_still_is_waited_for_while_it_does() -> None:
+    meter = stopping()
+    for now in range(43, 70, 3):
+        beat(meter, now, "inner", 1, 30)
+    assert spent(meter, 67) == {"starting": 10, "open": 31, "waiting": 26}
+
+
+@pytest.mark.parametrize(("told", "inner"), [(True, 36), (False, 37)])  # the last second may have been a step
+def test_a_round_that_closes_while_a_trainer_stands_still_has_its_steps_alone(told: bool, inner: int) -> None:
+    meter = stopping()
+    for now in range(43, 80, 3):
+        beat(meter, now, "inner", 1, 30)
+    beat(meter, 80, "sync", *((1, 31) if told else (3, 0)))
+    beat(meter, 80, "inner", 3, 0)
+    beat(meter, 85, "waiting", 3, 5)
+    meter.record_contribution(A, 3, carries=True, steps=5, carried=31)
+    meter.record_commit(3, {A: 1.0}, 85)
+    assert spent(meter, 85) == {"starting": 10, "inner": inner, "waiting": 75 - inner}
+
+
+def test_a_contribution_tells_how_many_steps_a_silence_had() -> None:
+    for steps, inner in ((90, 90), (32, 32)):
+        meter = stopping()
+        meter.record_phase(A, "waiting", 100)
+        meter.record_contribution(A, 1, carries=False, steps=steps)
+        meter.record_commit(1, {A: 1.0}, 100)
+        assert spent(meter, 100).get("inner") == inner
+
+
+def test_a_trainer_that_stands_still_before_the_first_step_is_waited_for() -> None:
+    meter = stopping()
+    meter.record_phase(A, "waiting", 40)
+    meter.record_contribution(A, 1, carries=False, steps=30)
+    meter.record_commit(1, {A: 1.0}, 40)
+    for now in range(40, 80, 3):
+        beat(meter, now, "inner", 2, 0)
+    assert spent(meter, 79) == {"starting": 10, "inner": 30, "open": 1, "waiting": 38}
+
+
 def test_slow_steps_are_steps() -> None:
     meter = training()
     for k in range(1, 6):
@@ -278,7 +336,8 @@ def test_whatever_happens_the_buckets_add_up_to_the_wall_time_and_none_is_below_
                 meter.record_phase(A, rng.choice([*PHASES, "nonsense"]), now, shares)
                 meter.record_progress(A, rng.randrange(max(round_ - 1, 0), round_ + 2), rng.randrange(50))
             case 3:
-                meter.record_contribution(A, rng.randrange(round_ - 1, round_ + 1), rng.random() < 0.5)
+                offered, carries = rng.randrange(round_ - 1, round_ + 1), rng.random() < 0.5
+                meter.record_contribution(A, offered, carries, steps=rng.randrange(60))
             case 4:
                 meter.record_commit(round_, {A: rng.random()} if rng.random() < 0.7 else {}, now)
                 round_ += 1
