@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import math
+import shlex
 import threading
 import time
 import urllib.error
@@ -157,6 +158,7 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
         click.echo(msgspec.json.encode(config).decode())
         return
     say(f"# the resolved config of {run_yaml}, all defaults in it; the last lines say what it comes to")
+    say("# docs/config.md says what each key means, and of which 0 is no limit")
     click.echo(to_yaml(config).rstrip())
     own = config.data.kind is DataKind.SCRIPT
     if config.engine is Engine.TORCHTITAN:
@@ -399,7 +401,12 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
     HTTP_URL is the coordinator's page, or HOST:PORT; without it, where a coordinator on this machine has it by
     default.
     """
-    run = fetch(page_address(http_url, state_dir) + "/api/run")
+    try:
+        run = fetch(page_address(http_url, state_dir) + "/api/run")
+    except Unreachable as error:
+        if state_dir is None or http_url:
+            raise
+        raise Unreachable(f"{error} `atoll replay {shlex.quote(str(state_dir))}` shows the run as it was") from None
     if as_json:
         click.echo(json.dumps(run))
         return

@@ -26,7 +26,7 @@ from atoll.comm.xdg import default_state_dir
 from atoll.node.config import Device, NodeConfig
 from atoll.node.settings import load_settings
 from atoll.node.state_files import SESSION
-from atoll.node.status_words import status_lines, value_words
+from atoll.node.status_words import limit_words, status_lines
 
 VERIFIER = "verifier"  # the role
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
@@ -439,7 +439,7 @@ def limits(settings: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
         click.echo(json.dumps(said))
         return
     for key, value in said["limits"].items():
-        click.echo(f"{key:>18}  {value_words(value)}{'  (told to the node)' * (key in said['told'])}")
+        click.echo(f"{key:>18}  {limit_words(key, value)}{'  (told to the node)' * (key in said['told'])}")
     if said["paused"]:
         click.echo(f"the node pauses: {said['paused']}")
 

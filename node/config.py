@@ -49,8 +49,8 @@ class NodeConfig:
     compile: bool | None = None  # torch.compile each block; null: on CUDA
     micro_batch: int = 0  # sequences in one forward pass of each rank; 0: measured
     checkpointing: Checkpointing = Checkpointing.AUTO  # of activations
-    upload: float = 0.0  # Mbit/s to peers at most; 0: all there is
-    download: float = 0.0  # Mbit/s from peers at most; 0: all there is
+    upload: float = 0.0  # Mbit/s to peers at most; 0: no limit
+    download: float = 0.0  # Mbit/s from peers at most; 0: no limit
     streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
     congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: what suits the path
     durable: bool = True  # keep the run's state, and the rounds since, in the state directory
@@ -58,7 +58,7 @@ class NodeConfig:
     relay: bool = False  # pass on what members send each other that cannot be dialled: of a node that can be
     relay_port: int = 0  # at which they dial it for that; 0: any, and the same at each start
     relay_streams: int = 64  # that it passes on at once, at most
-    relay_rate: float = 0.0  # Mbit/s that it passes on, all together; 0: all there is, or half of upload
+    relay_rate: float = 0.0  # Mbit/s that it passes on, all together; 0: no limit, or half of upload
     files: bool = False  # the run may keep checkpoints in this machine's files, or begin with some of them
     # beginnings of URLs, such as s3://bucket/ or https://data.example.org/: where the run may have this node fetch
     # data and weights, and keep checkpoints; empty: in any public store
@@ -77,7 +77,7 @@ class NodeConfig:
 
     hours: str = ""  # of the day in which it trains, such as 22:00-07:00, by this machine's clock; empty: all
     daily: float = 0.0  # GB a day that the exchange with peers may take, up and down together; 0: no limit
-    monthly: float = 0.0  # GB a month, the same
+    monthly: float = 0.0  # GB a month, the same; 0: no limit
     battery: bool = True  # train on battery
     metered: bool = True  # train on a link that NetworkManager says is metered
     idle_only: bool = False  # train only while nobody else uses this machine

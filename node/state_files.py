@@ -16,6 +16,7 @@ from atoll.comm.xdg import cache_dir
 SESSION = "session"  # by which the node comes back as the same one
 WHEREABOUTS = "whereabouts.json"  # of the run's coordinator, and its gateways
 LOCK = "lock"  # held by the daemon
+ENDING = "ending"  # the sentence with which the latest one ended; not there while one runs
 SETTINGS = "node.yaml"  # written by the owner alone
 RELAY_PORT = "relay-port"  # at which it passes on what others send each other
 HEX = "[0-9a-f]"
@@ -26,6 +27,7 @@ STATE_FILES: tuple[str, ...] = (
         SESSION,
         WHEREABOUTS,
         LOCK,
+        ENDING,
         RELAY_PORT,
         "tls.pem",
         "join-url",

@@ -19,6 +19,7 @@ LABELS = {
     "memory_bytes": "memory",
 }
 BYTES = {key for key in LABELS if "bytes" in key}
+UNLIMITED = {"daily", "monthly", "upload", "download", "gpu_temperature", "memory"}  # of these 0 is no limit
 # Of these 0 says that it is not known yet.
 KNOWN_LATER = {
     *("loss", "gradient_norm", "learning_rate"),
@@ -56,6 +57,11 @@ def _words(key: str, value: Any) -> str:
             return amount(value)
         case _:
             return f"{value:,.2f}" if isinstance(value, float) else str(value)
+
+
+def limit_words(key: str, value: Any) -> str:
+    """A limit's value for people: 0 of most is none."""
+    return "no limit (0)" if key in UNLIMITED and not value else value_words(value)
 
 
 def value_words(value: Any) -> str:

@@ -177,7 +177,7 @@ def notes(story: Story) -> Iterator[tuple[float, Note]]:
         if number > story.rounds - 3:
             yield at - 30, Note(f"the exchange waits for {name(SLOW_LINK)}, whose link is slow", SLOW_LINK)
         if number > story.rounds // 3:
-            yield at - 10, Note(f"round {number} closes: {name(SLOW)} should send what is there")
+            yield at - 10, Note(f"round {number} closes: {name(SLOW)} contributes the steps that it has")
         if number == story.middle + 2:
             yield at, Note(f"round {number} is void: nobody has its state any more")
         if number % 25 == 0 and number <= story.rounds - 3:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.coordinator.demo.report import DemoReport, DemoStory, MarkKind, summarize
-from atoll.coordinator.monitor.terminal import members_table, size
+from atoll.coordinator.monitor.terminal import members_table, phase_word, size
 
 MAX_EVENTS = 8  # in the live view
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -98,7 +98,7 @@ def headline(story: DemoStory) -> Text:
         return Text("the coordinator is starting")
     return Text.assemble(
         (f"round {run['round']} of {max(story.rounds, run['round'])}", "bold cyan"),
-        (f"  {run['phase']}", "bold"),
+        (f"  {phase_word(run['phase'])}", "bold"),
         (f"  {run['phase_reason']}", "dim"),
         f"  ·  {run['tokens']:,} tokens",
     )

@@ -14,7 +14,7 @@ ROUTINE = re.compile(OF_ROUND.pattern + " closes:")
 
 
 def is_routine(note: Note) -> bool:
-    """Whether it says what is to be said of any round: that it closes, and who is asked for what it has."""
+    """Whether it says what is to be said of any round: that it closes, and who contributes what it has."""
     return ROUTINE.match(note.sentence) is not None
 
 

@@ -14,6 +14,7 @@ from atoll.comm.durations import grain, in_words, remaining
 from atoll.comm.terminal import say, show_table, visible
 
 MEMBERS_SHOWN = 50
+PHASE_WORDS = {"inner": "training", "sync": "exchange"}
 WIDE_COLUMNS = 110  # from which on the table has the reasons, too
 COLORS = {  # in the order in which a long list needs to be looked at
     "suspect": "magenta",
@@ -47,7 +48,7 @@ def summary(run: dict[str, Any]) -> str:
     loss = "" if run["val_loss"] is None else f", validation loss {run['val_loss']:.3f}"
     total = f" of {run['rounds_total']}" if run["rounds_total"] else ""
     lines = [
-        f"run {run['run_id']}: round {run['round']}{total} {run['phase']} ({run['phase_reason']}), "
+        f"run {run['run_id']}: round {run['round']}{total} {phase_word(run['phase'])} ({run['phase_reason']}), "
         f"{run['tokens']:,} tokens{loss}"
     ]
     states = Counter(m["state"] for m in run["members"])
@@ -108,7 +109,7 @@ def members_table(run: dict[str, Any]) -> Table:
             escape(visible(f"{short(m['name'], 20)} ({m['node_id']})")),
             f"[{COLORS[m['state']]}]{m['state']}[/]",
             escape(doing(m)) if here else "",
-            str(m["inner_step"]) if here else "",
+            str(m["inner_step"] or "") if here else "",
             f"{m.get('pace') or m['tokens_per_s']:,.0f}" if here else "",
             *((utilisation(m) if here else "",) if wide else ()),
             f"{m['loss']:.3f}" if here and m["loss"] else "",
@@ -140,9 +141,15 @@ def utilisation(m: dict[str, Any]) -> str:
 
 def doing(m: dict[str, Any]) -> str:
     """The phase that a member says it is in, and whether it has its steps or is ready."""
+    phase = phase_word(m["phase"])
     if m["ready"]:
-        return f"{m['phase']}, ready"
-    return f"{m['phase']}, has its steps" if m["reached"] else str(m["phase"])
+        return f"{phase}, ready"
+    return f"{phase}, has its steps" if m["reached"] else phase
+
+
+def phase_word(phase: str) -> str:
+    """A phase as the page and the docs call it."""
+    return PHASE_WORDS.get(phase, phase)
 
 
 def short(text: str, width: int) -> str:

@@ -252,8 +252,10 @@ def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect])
     if now < max(r.grace.until, r.patient_until):
         waits = f"{done} of {count(trusted, 'member')} reached {h}; waits for {state.names(late, number)}"
         return with_round(state, replace(state.round, reason=waits))
-    names = state.names(late)
-    out.append(Note(f"round {r.number} closes: {names} should send what is there"))
+    short = list(late)
+    names = state.names(short)
+    what = "contributes the steps that it has" if len(short) == 1 else "contribute the steps that they have"
+    out.append(Note(f"round {r.number} closes: {names} {what}"))
     return _close(state, now, f"a quorum has its {h}; {names} had less")
 
 

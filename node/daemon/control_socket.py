@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from atoll.comm.errors import AtollError, ResourceError, Unreachable, error_told
 from atoll.comm.readiness import say_ready
 from atoll.comm.xdg import default_state_dir
+from atoll.node.state_files import ENDING, SESSION
 
 NAME = "daemon.sock"
 TIMEOUT = 5.0  # seconds
@@ -124,10 +126,7 @@ def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
             if not isinstance(said, dict) or "ok" not in said:
                 raise ValueError("what it says is no answer")
         except (FileNotFoundError, ConnectionRefusedError):
-            raise Unreachable(
-                f"no node runs in {state_dir}, or it has not joined yet: is --state-dir right? `atoll node join "
-                "URL` starts one"
-            ) from None
+            raise Unreachable(f"{_absence(state_dir)} `atoll node join URL` starts one") from None
         except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "strerror", None) or error
             raise Unreachable(
@@ -136,6 +135,20 @@ def ask(state_dir: Path, verb: str, *arguments: str) -> dict[str, Any]:
     if not said.pop("ok"):
         raise error_told(said.get("exit_code"), str(said.get("error", "")))
     return said
+
+
+def _absence(state_dir: Path) -> str:
+    """Why no node answers, as far as its state directory tells."""
+    try:
+        file = state_dir / ENDING
+        sentence = file.read_text()
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(file.stat().st_mtime))
+        return f"no node runs in {state_dir} any more; its last word, of {at}: {sentence}."
+    except (OSError, ValueError):  # one was killed, say
+        pass
+    if (state_dir / SESSION).exists():
+        return f"the node that was in {state_dir} does not run, or has not joined again yet:"
+    return f"no node runs in {state_dir}, or it has not joined yet: is --state-dir right?"
 
 
 def _short(path: Path) -> str:

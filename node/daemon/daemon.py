@@ -44,7 +44,14 @@ from atoll.node.daemon.phase_clock import PhaseClock
 from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.run_status import last_sentence, of_the_run
 from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
-from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
+from atoll.node.daemon.state_dir import (
+    ENTER_SECONDS,
+    JoinOptions,
+    ends_before,
+    exclusive,
+    on_signals,
+    save_ending,
+)
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.manners.limits import KEYS
@@ -130,7 +137,9 @@ class Daemon:
             if self._loop is not None:
                 await self._loop.close()
         if self._takes_part:
-            log.info(last_sentence(self._finished, self._state.view))
+            sentence = last_sentence(self._finished, self._state.view)
+            log.info(sentence)
+            save_ending(self._options.state_dir, sentence)
 
     async def _enter(self, opened: AsyncExitStack) -> None:
         session = CoordinatorSession.opened(self._invite, self._config, self._options, self._server)

@@ -35,7 +35,14 @@ from atoll.node.daemon.join_checks import look_around
 from atoll.node.daemon.manners import Manners
 from atoll.node.daemon.metrics_page import metrics_page
 from atoll.node.daemon.session import MEGABIT, STOPPED, CoordinatorSession
-from atoll.node.daemon.state_dir import ENTER_SECONDS, JoinOptions, ends_before, exclusive, on_signals
+from atoll.node.daemon.state_dir import (
+    ENTER_SECONDS,
+    JoinOptions,
+    ends_before,
+    exclusive,
+    on_signals,
+    save_ending,
+)
 from atoll.node.manners.limits import KEYS, TRAINER_KEYS, check_without_trainer
 from atoll.node.outer.method import seal_format
 from atoll.node.state_machine import events as ev
@@ -89,7 +96,9 @@ class Reducer:
                 self._stop()
         why = "which is finished" if self._finished else "as it was told to"
         rounds = f"{self._reduced:,} {plural('round', self._reduced)}"
-        log.info(f"the node has left the run, {why}: it took part in the exchange of {rounds}")
+        sentence = f"the node has left the run, {why}: it took part in the exchange of {rounds}"
+        log.info(sentence)
+        save_ending(self._options.state_dir, sentence)
 
     async def _enter(self, opened: AsyncExitStack) -> None:
         session = CoordinatorSession.opened(self._invite, self._config, self._options, NothingToFetch())

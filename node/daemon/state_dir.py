@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ResourceError, atoll_error
 from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.invite import Invite
 from atoll.node.daemon import control_socket
 from atoll.node.outer.vector_folders import clear_stale
-from atoll.node.state_files import LOCK
+from atoll.node.state_files import ENDING, LOCK
 
 log = logging.getLogger("atoll.node")
 TRAINER_SPEC = "trainer.json"  # in the state directory: what a trainer needs to start
@@ -46,8 +46,8 @@ class JoinOptions:
 
 @contextlib.contextmanager
 def exclusive(state_dir: Path) -> Iterator[None]:
-    """Be the only daemon in this state directory while the context lasts; clear what a dead one left. Raises
-    `ResourceError`."""
+    """Be the only daemon in this state directory while the context lasts; clear what a dead one left, and save the
+    error that this one ends with. Raises `ResourceError`."""
     try:
         make_folder(state_dir)
         lock = os.open(state_dir / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
@@ -66,9 +66,22 @@ def exclusive(state_dir: Path) -> Iterator[None]:
             pass  # a file system without locks
         clear_stale(state_dir)
         clear_channel(state_dir)
-        yield
+        with contextlib.suppress(OSError):
+            (state_dir / ENDING).unlink()
+        try:
+            yield
+        except BaseException as error:
+            if (known := atoll_error(error)) is not None:
+                save_ending(state_dir, f"the node ended: {known}")
+            raise
     finally:
         os.close(lock)
+
+
+def save_ending(state_dir: Path, sentence: str) -> None:
+    """Keep how the node has ended, for who asks when it is gone; its log has it, too."""
+    with contextlib.suppress(OSError):
+        (state_dir / ENDING).write_text(sentence)
 
 
 def clear_channel(state_dir: Path) -> None:

@@ -17,6 +17,7 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand, installed, lacking
 from atoll.comm.terminal import show_table
 from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.report import percent
 
 
 @click.command()
@@ -188,9 +189,10 @@ class _progress:
         def show(record: Any) -> None:
             nonlocal tenths
             self._bars.update(task, completed=record.tokens)
-            if self._lines and (done := 10 * record.tokens // total) > tenths:
-                tenths = done
-                click.echo(f"{label}: round {record.round}, {10 * done} %", err=True)
+            done = record.tokens / total
+            if self._lines and (reached := round(100 * done) // 10) > tenths:
+                tenths = reached
+                click.echo(f"{label}: round {record.round}, {percent(done)}", err=True)
             if record.val_loss is not None:
                 self._bars.update(task, loss=f"round {record.round}: {record.val_loss:.3f}")
 
@@ -213,8 +215,8 @@ def _print(rows: list[dict[str, Any]], out: Path) -> None:
             f"{row['rounds']}",
             f"{row['bytes_per_node'] / 1e6:.2f}",
             "" if less is None else f"{less:.0f}x",
-            f"{100 * row['utilisation']:.0f} %",
-            f"{100 * row['goodput']:.0f} %",
+            percent(row["utilisation"]),
+            percent(row["goodput"]),
         )
     show_table(table)
     click.echo("less: bytes, than data parallelism in fp32; training: share of the nodes' time")

@@ -60,12 +60,29 @@ def test_status_finds_the_page_of_a_coordinator_by_its_state_directory(
     assert json.loads(done.output) == {"asked": "http://127.0.0.1:21701/api/run"}
 
 
+def test_of_a_coordinator_that_has_stopped_status_says_what_shows_its_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        journal.set_meta("http", "http://127.0.0.1:1")
+
+    def gone(url: str) -> None:
+        raise Unreachable(f"no coordinator's page at {url}")
+
+    monkeypatch.setattr(cli, "fetch", gone)
+    for arguments, told in (([], True), (["http://reef:80"], False)):
+        done = CliRunner().invoke(cli.status, [*arguments, "--state-dir", str(tmp_path)])
+        assert isinstance(done.exception, Unreachable)
+        assert (f"`atoll replay {tmp_path}` shows the run" in str(done.exception)) == told
+
+
 def test_check_says_what_a_round_comes_to() -> None:
     done = CliRunner().invoke(cli.check_, ["demo", "inner.batch_size=1000", "members.start=8"])
     assert done.exit_code == 0, done.output
     assert "engine: builtin\n" in done.output, "as the config has it"
     first, *_ = lines = done.output.splitlines()
     assert first.startswith("# the resolved config of demo") and "last lines" in first and "# ok" in lines[-5]
+    assert "docs/config.md" in lines[1]
     run = RunConfig()  # whose model the demo has
     run.inner.batch_size, run.rounds.inner_steps = 1000, 36
     work, sent = flops_per_round(run), exchanged_bytes(run, 8)

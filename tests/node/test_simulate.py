@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,14 @@ from atoll.node.data.samples import Source
 from atoll.node.data.source import open_source
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate import simulation
-from atoll.node.simulate.cli import simulate
+from atoll.node.simulate.cli import _progress, simulate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.defence import Seals
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.method import build_method
+from atoll.node.simulate.report import percent
 from atoll.node.simulate.simulation import RunOutcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import SimulatedNode
 from atoll.outer_opt.merge import mean
@@ -92,6 +94,22 @@ def plain(run: RunConfig, source: Source, steps: int) -> SimulatedTrainer:
 def train(trainer: SimulatedTrainer, run: RunConfig, k: int) -> None:
     first = k * run.inner.batch_size
     trainer.step(first, learning_rate(run.inner, first * run.model.seq_len))
+
+
+def test_a_share_is_rounded_and_nearly_all_is_not_all() -> None:
+    shares = (0.0, 0.004, 0.896, 0.994, 0.995, 0.9996, 1.0)
+    assert [percent(share) for share in shares] == ["0 %", "0 %", "90 %", "99 %", ">99 %", ">99 %", "100 %"]
+
+
+def test_progress_is_told_as_it_is_at_every_tenth_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny()
+    total = 4 * 20 * run.inner.batch_size * run.model.seq_len
+    with _progress(Conditions(4, 20), quiet=False) as follow:
+        show = follow("diloco", run)
+        for number, share in enumerate((1 / 6, 0.19, 1 / 3, 0.9996), 1):
+            show(SimpleNamespace(round=number, tokens=int(share * total), val_loss=None))
+    said = [line for line in capsys.readouterr().err.splitlines() if "round" in line]
+    assert said == [f"diloco: round {number}, {share}" for number, share in ((1, "17 %"), (3, "33 %"), (4, ">99 %"))]
 
 
 @pytest.mark.parametrize("every", [1, 4])

@@ -51,7 +51,7 @@ def test_whom_a_round_waits_for_is_said_once(tab: Opener, url: str) -> None:
 
     reader.page.route("**/api/stream", waiting)
     reader.go()
-    assert reader.text("#phase") == "Round 600: inner. Waits for what ada has."
+    assert reader.text("#phase") == "Round 600: training. Waits for what ada has."
 
 
 def test_the_members_in_need_of_a_look_come_first_and_are_named_above(tab: Opener) -> None:
@@ -257,7 +257,7 @@ def test_a_node_says_where_its_time_went_in_figures_beside_a_bar(tab: Opener) ->
     kinds = ["inner", "lost", "sync", "waiting", "down"]
     parts = page.locator("#view-body .bar span")
     assert parts.evaluate_all("all => all.map(e => e.className)") == kinds
-    assert f"inner, committed 4 h 19 min ({share:.1f} %)" in said and "inner, lost 30.0 s (0.2 %)" in said
+    assert f"training, committed 4 h 19 min ({share:.1f} %)" in said and "training, lost 30.0 s (0.2 %)" in said
     assert "down 20 min 30 s (" in said and "recovering" not in said
     page.goto(page.url.replace("n11", "n7"))
     reader.wait("document.getElementById('view-body').textContent.includes('In rounds 1 to 600')")

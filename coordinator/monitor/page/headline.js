@@ -30,7 +30,7 @@ function showHeadline(run) {
   figure("Round", run.rounds_total ? `${count(run.round)} of ${count(run.rounds_total)}` : count(run.round), `${plural(run.committed - run.void_rounds, "round")} committed${run.void_rounds ? `, ${count(run.void_rounds)} void` : ""}`);
   // A reason that the last round's sentence has is not said twice.
   const last = run.last_round, said = last && last.round === run.round && last.why.toLowerCase().includes(run.phase_reason.toLowerCase());
-  text(byId("phase"), `Round ${count(run.round)}: ${run.phase}. ${said ? "" : sentence(run.phase_reason)}${awaits(run)}${run.draining ? " The coordinator is stopping for a while." : ""}`);
+  text(byId("phase"), `Round ${count(run.round)}: ${phaseWord(run.phase)}. ${said ? "" : sentence(run.phase_reason)}${awaits(run)}${run.draining ? " The coordinator is stopping for a while." : ""}`);
   showLastRound(last);
 }
 

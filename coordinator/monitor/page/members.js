@@ -5,7 +5,7 @@ const isHere = m => m.state !== "left" && m.state !== "evicted";
 const number = m => Number(m.node_id.slice(1)) || 0;
 const inTrouble = m => isHere(m) && (m.phase === "left out" || m.state === "suspect" || m.state === "recovering" || !!m.trouble || !!m.slow || !!m.pause);
 const memory = m => m.device_bytes || m.trainer_rss_bytes || 0;
-const doing = m => !isHere(m) ? "" : m.ready ? `${m.phase}, ready` : m.reached ? `${m.phase}, has its steps` : m.phase;
+const doing = m => !isHere(m) ? "" : `${phaseWord(m.phase)}${m.ready ? ", ready" : m.reached ? ", has its steps" : ""}`;
 const heard = m => isHere(m) && current.run && m.heard_at ? Math.max(current.run.now - m.heard_at, 0) : null;
 const note = m => [m.slow, m.reason].filter(Boolean).join("; ");
 

@@ -5,9 +5,10 @@ const BUCKET_WORDS = {
   lost: "lost", starting: "starting", open: "training, undecided",
 };
 const NODE_BUCKETS = { // of one node, in the order of its bar
-  inner: "inner, committed", open: "inner, not decided yet", lost: "inner, lost", sync: "exposed sync", waiting: "waiting",
+  inner: "training, committed", open: "training, undecided", lost: "training, lost", sync: "exchange", waiting: "waiting",
   recovering: "recovering", starting: "starting", paused: "paused", down: "down",
 };
+const phaseWord = phase => ({ inner: "training", sync: "exchange" })[phase] || phase;
 const KNOWN_HOW = { seen: "the coordinator saw it", agreed: "two sides say the same", told: "one member says so", guessed: "a guess" };
 
 const count = value => whole.format(value);

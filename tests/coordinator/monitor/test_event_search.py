@@ -58,7 +58,7 @@ def test_no_notes_are_no_events() -> None:
 
 def test_what_is_noted_of_any_round_is_found_by_who_asks_for_it() -> None:
     said = (
-        "round 7 closes: ada should send what is there",
+        "round 7 closes: ada contributes the steps that it has",
         "round 7 goes on without ada: it is silent",
         "ada joined",
     )

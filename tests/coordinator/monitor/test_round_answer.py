@@ -91,7 +91,7 @@ def test_what_is_noted_of_a_round_is_listed_with_it_and_with_no_other() -> None:
     notes = [
         (AT[2] + 3.0, Note("round 2 took 60 s, usually 52: dune was slow (slow compute)", DUNE, 2)),
         (AT[3] - 9.0, Note("dune is suspected: silent for 5 s", DUNE)),
-        (AT[3] - 1.0, Note("round 3 closes: dune should send what is there")),
+        (AT[3] - 1.0, Note("round 3 closes: dune contributes the steps that it has")),
         (AT[5] + 0.5, Note("dune is at work again, 36 s after it was last well in round 3", DUNE, 3)),
     ]
     answers = told(THIRD, notes=notes)

@@ -84,8 +84,13 @@ def test_every_state_of_a_member_has_a_row(monkeypatch: pytest.MonkeyPatch) -> N
     with console.capture() as captured:
         console.print(members_table(run))
     text = captured.get()
-    for word in (*COLORS, "inner, ready", "inner, has its steps", "silent for 5 s"):
+    for word in (*COLORS, "training, ready", "training, has its steps", "silent for 5 s"):
         assert word in text, word
+
+
+def test_a_step_that_nobody_knows_as_that_of_a_past_round_is_not_shown() -> None:
+    (shown, past) = (members_table({"members": [member(1, "active", inner_step=n)]}) for n in (3, 0))
+    assert [list(table.columns[3].cells) for table in (shown, past)] == [["3"], [""]]
 
 
 def test_the_utilisation_of_a_member_that_takes_steps_is_a_share_or_unknown(

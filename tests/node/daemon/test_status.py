@@ -1,6 +1,8 @@
 """What `atoll node status` shows of what the daemon says."""
 
 import asyncio
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import cli
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.run_status import last_sentence
-from atoll.node.status_words import status_lines
+from atoll.node.daemon.state_dir import exclusive, save_ending
+from atoll.node.status_words import limit_words, status_lines
 
 SAID = {"name": "ada", "phase": "waiting", "round": 2, "disk_round": -1, "recovery_trouble": "", "loss": 1.5}
 
@@ -49,6 +52,11 @@ def test_figures_are_told_in_units_for_people_and_an_unknown_utilisation_as_such
     assert "mfu" not in dict(status_lines({"tokens_per_s": 0.0, "mfu": None})), "it takes no steps"
 
 
+def test_a_limit_of_0_is_said_to_be_none() -> None:
+    limits = (("upload", 0.0), ("upload", 20.0), ("threads", 0), ("battery", False))
+    assert [limit_words(*one) for one in limits] == ["no limit (0)", "20", "0", "false"]
+
+
 def test_what_is_not_there_yet_has_no_line_and_times_and_sizes_are_for_people() -> None:
     young = {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0, "device_bytes": 0, "trainer_rss_bytes": 0}
     assert dict(status_lines(young | {"memory_bytes": 0})) == {}
@@ -73,6 +81,27 @@ def test_a_node_that_does_not_run_and_one_that_does_are_told_of_with_what_to_do(
                 control_socket.refuse_second(tmp_path)
 
     asyncio.run(story())
+
+
+def test_of_a_node_that_has_ended_it_is_told_when_and_how(tmp_path: Path) -> None:
+    (tmp_path / "session").write_text("reef")
+    with pytest.raises(Unreachable, match="does not run, or has not joined again yet"):
+        control_socket.ask(tmp_path, "status")
+    save_ending(tmp_path, "the node has left the run, which is finished")
+    os.utime(tmp_path / "ending", (1e9, 1e9))
+    with pytest.raises(Unreachable) as ended:
+        control_socket.ask(tmp_path, "status")
+    assert re.search(r"its last word, of 2001-09-\d\d [\d:]+: the node has left .* finished\. ", str(ended.value))
+    assert "is --state-dir right" not in str(ended.value)
+
+
+def test_a_node_that_ends_with_an_error_keeps_it_until_the_next_one_begins(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup), exclusive(tmp_path):
+        raise ExceptionGroup("tasks", [ResourceError("the disk is full")])
+    with pytest.raises(Unreachable, match="the node ended: the disk is full"):
+        control_socket.ask(tmp_path, "status")
+    with exclusive(tmp_path), pytest.raises(Unreachable, match="is --state-dir right"):
+        control_socket.ask(tmp_path, "status")
 
 
 def test_a_node_ends_with_a_sentence_that_says_how_and_what_the_run_has_of_it() -> None:
