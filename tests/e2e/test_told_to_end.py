@@ -14,6 +14,8 @@ import psutil
 import pytest
 from e2e.harness import ATOLL, PACED, Run, until
 
+from atoll.comm.errors import Unreachable
+from atoll.node.daemon import control_socket
 from atoll.node.outer.vector_folders import own_folders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -53,6 +55,8 @@ def said_good_bye(run: Run, name: str) -> None:
         "its good-bye", lambda: (m := run.member(name)).get("state") != "active" and (m or {"state": ""})
     )
     assert member.get("reason", "") in ("", "stopped by its operator")
+    with pytest.raises(Unreachable, match="its last word, of .*: the node has left the run, as it was told to"):
+        control_socket.ask(run.folder / name, "status")
 
 
 def test_while_a_coordinator_says_nothing(run: Run) -> None:
