@@ -406,7 +406,9 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
     except Unreachable as error:
         if state_dir is None or http_url:
             raise
-        raise Unreachable(f"{error} `atoll replay {shlex.quote(str(state_dir))}` shows the run as it was") from None
+        raise Unreachable(
+            f"{error} `atoll replay {shlex.quote(str(state_dir))}` shows the run as it was"
+        ) from None
     if as_json:
         click.echo(json.dumps(run))
         return

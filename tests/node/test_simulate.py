@@ -109,7 +109,9 @@ def test_progress_is_told_as_it_is_at_every_tenth_and_at_the_end(capsys: pytest.
         for number, share in enumerate((1 / 6, 0.19, 1 / 3, 0.9996), 1):
             show(SimpleNamespace(round=number, tokens=int(share * total), val_loss=None))
     said = [line for line in capsys.readouterr().err.splitlines() if "round" in line]
-    assert said == [f"diloco: round {number}, {share}" for number, share in ((1, "17 %"), (3, "33 %"), (4, ">99 %"))]
+    assert said == [
+        f"diloco: round {number}, {share}" for number, share in ((1, "17 %"), (3, "33 %"), (4, ">99 %"))
+    ]
 
 
 @pytest.mark.parametrize("every", [1, 4])
