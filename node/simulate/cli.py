@@ -17,7 +17,6 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand, installed, lacking
 from atoll.comm.terminal import show_table
 from atoll.node.simulate.conditions import Conditions
-from atoll.node.simulate.report import percent
 
 
 @click.command()
@@ -158,6 +157,11 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise ConfigError(f"--speeds is {text!r}: write numbers with commas, such as 1,1,0.8,0.5") from None
+
+
+def percent(share: float) -> str:
+    """A share for people, to the nearest whole; nearly all of it is not said to be all."""
+    return ">99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
 
 
 class _progress:

@@ -32,11 +32,6 @@ def summary(outcomes: Sequence[RunOutcome], baseline_of: dict[str, str]) -> list
     return rows
 
 
-def percent(share: float) -> str:
-    """A share for people, to the nearest whole; nearly all of it is not said to be all."""
-    return ">99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
-
-
 def prepare(folder: Path) -> None:
     """Make the folder, and see that it takes files. Raises `ResourceError` if it does not."""
     with _in_sentences(folder):

@@ -33,14 +33,13 @@ from atoll.node.data.samples import Source
 from atoll.node.data.source import open_source
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate import simulation
-from atoll.node.simulate.cli import _progress, simulate
+from atoll.node.simulate.cli import _progress, percent, simulate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.defence import Seals
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.method import build_method
-from atoll.node.simulate.report import percent
 from atoll.node.simulate.simulation import RunOutcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import SimulatedNode
 from atoll.outer_opt.merge import mean
