@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
+from atoll.comm.phases import phase_word
 from atoll.comm.terminal import visible
 from atoll.node.config import NodeConfig
 from atoll.node.status_words import amount
@@ -104,7 +105,7 @@ def bar(done: float, of: float, width: int = BAR_WIDTH) -> str:
 
 
 def _together(phase: str, reason: str) -> str:
-    return ": ".join(filter(None, (phase, reason)))
+    return ": ".join(filter(None, (phase_word(phase), reason)))
 
 
 def _step(said: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from atoll.comm.durations import in_words
+from atoll.comm.phases import phase_word
 from atoll.node.config import NodeConfig
 
 FOR_SCRIPTS = {"recovery", "phase", "exchange", "steps_at_most", "training_round"}  # others say it in words
@@ -48,7 +49,10 @@ def _words(key: str, value: Any) -> str:
             told = (f"{k}={value_words(v)}" for k, v in value.items() if k != "disk" and v != getattr(usual, k))
             return " ".join(told)
         case "phase_seconds", dict():
-            return ", ".join(f"{phase} {in_words(seconds)}" for phase, seconds in value.items() if seconds >= 0.05)
+            spent = ((phase_word(phase), seconds) for phase, seconds in value.items() if seconds >= 0.05)
+            return ", ".join(f"{word} {in_words(seconds)}" for word, seconds in spent)
+        case (("state" | "run_phase"), str()):
+            return phase_word(value)
         case (("mfu" | "data_wait"), _):
             return f"{100 * value:.1f} %"
         case (("learning_rate" | "gradient_norm"), _):

@@ -18,8 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from atoll.comm.phases import phase_word
 from atoll.coordinator.demo.report import DemoReport, DemoStory, MarkKind, summarize
-from atoll.coordinator.monitor.terminal import members_table, phase_word, size
+from atoll.coordinator.monitor.terminal import members_table, size
 
 MAX_EVENTS = 8  # in the live view
 BLOCKS = "▁▂▃▄▅▆▇█"

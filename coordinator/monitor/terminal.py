@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from atoll.comm.durations import grain, in_words, remaining
+from atoll.comm.phases import phase_word
 from atoll.comm.terminal import say, show_table, visible
 
 MEMBERS_SHOWN = 50
-PHASE_WORDS = {"inner": "training", "sync": "exchange"}
 WIDE_COLUMNS = 110  # from which on the table has the reasons, too
 COLORS = {  # in the order in which a long list needs to be looked at
     "suspect": "magenta",
@@ -145,11 +145,6 @@ def doing(m: dict[str, Any]) -> str:
     if m["ready"]:
         return f"{phase}, ready"
     return f"{phase}, has its steps" if m["reached"] else phase
-
-
-def phase_word(phase: str) -> str:
-    """A phase as the page and the docs call it."""
-    return PHASE_WORDS.get(phase, phase)
 
 
 def short(text: str, width: int) -> str:

@@ -32,12 +32,12 @@ def test_each_thing_is_told_in_a_line() -> None:
     before = Sample(5.0, SAID | {"bytes_up": 1_000_000, "bytes_down": 8_999_000})
     assert shown(SAID, before) == {
         "node": "ada (n3), run reef",
-        "state": "inner: 3 members train",
+        "state": "training: 3 members train",
         "step": f"{bar(50, 200)} 50 of 200, 400 at most, round 42",
         "loss": "2.3456, gradient 0.432, rate 0.0004",
         "speed": "12,346 tokens/s, MFU 41.2 %, waits for data 0.3 %",
         "memory": "devices 17.3 GB, trainer 2.1 GB",
-        "round": "inner: 2 of 4 members reached 200 inner steps; waits for bo, cy",
+        "round": "training: 2 of 4 members reached 200 inner steps; waits for bo, cy",
         "members": "4 in the run, connected to 3",
         "exchange": f"{bar(10, 40)} 10 of 40 merged chunks are here",
         "traffic": "sent 3.0 MB, 400.0 kB/s; received 9.0 MB, 200 B/s",
@@ -49,7 +49,7 @@ def test_each_thing_is_told_in_a_line() -> None:
 def test_what_a_daemon_does_not_know_is_left_out() -> None:
     assert shown({}).keys() == {"node", "traffic"}
     reducer = {"node_id": "n2", "name": "hub", "run": "reef", "phase": "sync", "bytes_up": 5, "bytes_down": 6}
-    assert shown(reducer)["state"] == "sync" and shown(reducer)["traffic"] == "sent 5 B; received 6 B"
+    assert shown(reducer)["state"] == "exchange" and shown(reducer)["traffic"] == "sent 5 B; received 6 B"
     assert shown(SAID | {"coordinator_away_s": 34.4})["coordinator"].startswith("has not answered for 34 s")
     assert shown(SAID | {"paused": "its operator paused it"})["paused"] == "its operator paused it"
     alike = SAID | {"reason": SAID["run_reason"]}

@@ -61,7 +61,7 @@ def test_what_is_not_there_yet_has_no_line_and_times_and_sizes_are_for_people() 
     young = {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0, "device_bytes": 0, "trainer_rss_bytes": 0}
     assert dict(status_lines(young | {"memory_bytes": 0})) == {}
     spent = {"phase_seconds": {"starting": 8.174089459000243, "waiting": 0.0, "inner": 65.2}}
-    assert dict(status_lines(spent)) == {"phase seconds": "starting 8.2 s, inner 1 min 05 s"}
+    assert dict(status_lines(spent)) == {"phase seconds": "starting 8.2 s, training 1 min 05 s"}
     said = {"trainer_rss_bytes": 350715904, "bytes_up": 12_345, "memory_bytes": 0}
     assert list(status_lines(said)) == [("memory", "350.7 MB"), ("sent", "12.3 kB")]
     assert list(status_lines(said | {"memory_bytes": 4e8}))[-1] == ("memory", "400.0 MB")
