@@ -110,7 +110,8 @@ DOORS: dict[str, str] = {
     "comm": "accelerators addresses bitmap buffers build_info byte_view child_process chunks cores decode_errors "
     "descriptors digest durations errors evidence exit_codes extras faults files folders fragment_schedule "
     "gateway_note ids incidents invite leases log log_lines options pause_reasons peer_names phases plan "
-    "rate_limits readiness receipts replace roster rounding signatures status_line strangers strikes terminal workers xdg",
+    "rate_limits readiness receipts replace roster rounding signatures status_line strangers strikes terminal "
+    "workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan report_stream",
     "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
