@@ -17,10 +17,12 @@ word: its phase, told whenever that changes; and, after a while in which the coo
 spent that. Nobody is believed anything for it: goodput decides nothing.
 
 Time is booked once it is known what it was. Of a node that is silent that is so when it is heard again, or is out:
-it was down since it was last heard. Inner steps are `open` until a commit decides. A contribution offers what is
-open to its round; the steps that come after it are another round's. A node that is left out brings them to a later
-one. They are lost when the node is out, or its state is found to be another, or its trainer begins the round
-again: then as many as it takes once more.
+it was down since it was last heard. A trainer that takes no step for far longer than its steps took before stands
+still since the latest; one that has just come up may compile.
+
+Inner steps are `open` until a commit decides. A contribution offers what is open to its round; the steps that come
+after it are another round's. A node that is left out brings them to a later one. They are lost when the node is
+out, or its state is found to be another, or its trainer begins the round again: as many as it takes once more.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -57,15 +59,12 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
     round: int = 0
     step: int = 0  # the latest
     moved: float = 0.0  # `at_hand` when it was taken
-    pace: float = 0.0  # seconds a step; 0: not known
-    recent: tuple[float, int] = (
-        0.0,
-        0,
-    )  # seconds and number of the newest steps; the pace is that of those before
-    stands: bool = False  # the trainer stands still since the latest step
     broken: float = 0.0  # `at_hand` when the trainer or the process ended; 0: it goes on
+    pace: float = 0.0  # seconds a step; 0: not known
+    recent: tuple[float, int] = 0.0, 0  # seconds, number: the newest steps, which are not in the pace
+    stood: float = 0.0  # seconds; the trainer stands still since the latest step
     forfeited: float = 0.0  # of `lost`: what was open when it went, and it may yet bring
-    forfeited_steps: int = 0  # that it was; 0: not known
+    forfeited_steps: float = 0.0  # that it was; 0: not known
     taken: list[tuple[int, float]] = []  # what commits took: round, seconds
     reported: dict[str, float] = {}  # what `cut` has told so far
 
@@ -80,6 +79,11 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
     @property
     def at_hand(self) -> float:
         return self.work.get(self.round, 0.0)
+
+    @property
+    def latest(self) -> float:
+        """Seconds of inner steps since the latest step, or since its trainer ended."""
+        return self.at_hand - (self.broken or self.moved)
 
     @property
     def end(self) -> float:
@@ -103,8 +107,11 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
         """Book the time until `now`, and go on in another bucket. `shares`: how the node has divided it."""
         gap = max(min(now, self.end) - self.since, 0.0)
         if shares and (whole := sum(shares.values())) > 0:
-            for phase, share in shares.items():
-                self.book(phase, gap * share / whole)
+            told = {phase: gap * share / whole for phase, share in shares.items()}
+            if self.offered and not self.step and not self.at_hand:  # the contribution was heard first
+                self.offered += told.pop("inner", 0.0)
+            for phase, seconds in told.items():
+                self.book(phase, seconds)
         else:
             self.book(self.bucket, gap)
         self.since, self.bucket = max(now, self.since), bucket
@@ -117,46 +124,69 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
         self._begin(self.round)
         return gone
 
-    def _begin(self, round_: int, step: int = 0) -> None:
+    def go_down(self) -> float:
+        """It died: what is open is lost, but for what it may yet bring. Returns how much, seconds."""
+        of_round, steps = self.at_hand, self.step
+        gone = self.lose()
+        self.forfeited += gone
+        if of_round:  # those of earlier rounds took as long
+            self.forfeited_steps += steps * gone / of_round
+        return gone
+
+    def break_off(self) -> None:
+        """Its trainer ended, or its process. The pace is not known any more: the next first step may compile."""
+        self.broken, self.pace, self.recent, self.stood = self.at_hand, 0.0, (0.0, 0), 0.0
+
+    def _begin(self, round_: int) -> None:
         """Its steps are another round's from now on."""
         self._settle()
-        self.round, self.step, self.moved, self.broken, self.stands = round_, step, 0.0, 0.0, False
+        self.round = round_
+        self._reach(0)
+
+    def _reach(self, step: int) -> None:
+        self.step, self.moved, self.broken, self.stood = step, self.at_hand, 0.0, 0.0
 
     def progress(self, round_: int, step: int) -> float:
         """Take in how far it is; returns the seconds of steps that it takes once more."""
-        if round_ > self.round:
-            self._begin(round_, step)
-        if round_ != self.round or (step == 0 and self.step):
-            return 0.0
-        if step >= self.step:
-            self._advance(step)
-            return 0.0
-        again = (self.broken or self.at_hand) * (1 - (step - 1) / self.step)
-        self.work[round_] = self.at_hand - again
-        self.book("lost", again)
-        self._settle()
-        self.step, self.moved, self.broken, self.stands = step, self.at_hand, 0.0, False
-        return again
+        if round_ > self.round:  # a round is told with its first step: what went by since the latest is that one's
+            first = self.latest
+            self.work[self.round] = self.at_hand - first
+            self._begin(round_)
+            self.work[round_] = first
+            self._reach(step)
+        elif round_ < self.round or step == 0 or step >= self.step:
+            self._advance(step if round_ == self.round and step else self.step)
+        else:
+            again = (self.broken or self.moved) - self.moved * (step - 1) / self.step
+            self.work[round_] = self.at_hand - again
+            self.book("lost", again)
+            self._settle()
+            self._reach(step)
+            return again
+        return 0.0
 
     def _advance(self, step: int) -> None:
         """It is at this step of the round at hand: the same, or a later one. Since the latest it took as long as
-        usual, or it stood still, and then what the steps just before took beyond the usual was the beginning."""
+        usual, or it stood still, and then what the steps just before took beyond the usual was the beginning. Who
+        stands still again and again takes such steps: that becomes usual."""
         if not self.pace:
             self._settle()
-        ahead, took = step - self.step, self.at_hand - self.moved
+        ahead, took = step - self.step, self.latest
         usual = max(ahead, 1) * self.pace
-        if self.pace and (self.stands or took > STUCK_SECONDS + STUCK_STEPS * usual):
+        if self.pace and (self.stood or took > STUCK_SECONDS + STUCK_STEPS * usual):
             before, steps = self.recent
             still = max(took - usual, 0.0) + max(before - steps * self.pace, 0.0)
             self.work[self.round] = self.at_hand - still
             self.book("waiting", still)
-            self.stands, self.recent = True, (0.0, 0)
-            self.moved = self.at_hand - min(took, usual)
+            took = min(took, usual)
+            self.stood, self.recent, self.moved = self.stood + still, (0.0, 0), self.at_hand - took
         if ahead:
             self._settle()
-            if self.step and not self.stands:
-                self.recent = took, ahead
-            self.step, self.moved, self.broken, self.stands = step, self.at_hand, 0.0, False
+            if self.step:
+                self.recent = self.stood + took, ahead
+            if self.stood:
+                self._settle()
+            self._reach(step)
 
     def _settle(self) -> None:
         """The newest steps were nothing but steps."""
@@ -182,7 +212,7 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
             self.offered += earlier
         else:
             self.book("lost", earlier)
-        self.forfeited = 0.0
+        self.forfeited = self.forfeited_steps = 0.0
         if self.round <= round_:
             self._begin(round_ + 1)
 
@@ -197,6 +227,7 @@ class NodeAccount(msgspec.Struct, omit_defaults=True):
             self.taken = [*self.taken, (round_, used)][-MAX_TAKEN:]
         if used or self.closed or self.bucket == "down":
             self.book("lost", rest)
+            self.forfeited += rest if self.bucket == "down" and not used and not self.closed else 0.0
         else:
             self.work[self.offered_round] = self.work.get(self.offered_round, 0.0) + rest
 
@@ -227,7 +258,7 @@ class GoodputMeter(msgspec.Struct):
         if account.bucket != "down":
             account.bucket, account.down_since = "down", account.since
         account.hear(now, "starting")
-        account.broken = account.at_hand
+        account.break_off()
 
     def record_phase(
         self, node: NodeId, phase: str, now: float, shares: Mapping[str, float] | None = None
@@ -237,7 +268,7 @@ class GoodputMeter(msgspec.Struct):
         if account is not None and not account.closed:
             if phase == "starting" and account.bucket != "starting":
                 account.hear(now, phase, shares)
-                account.broken = account.at_hand
+                account.break_off()
             else:
                 account.hear(now, phase if phase in PHASES else "waiting", shares)
 
@@ -298,10 +329,9 @@ class GoodputMeter(msgspec.Struct):
             account.hear(now, "down")
             account.closed = True
             return account.lose()
-        account.down_since, account.bucket, steps = account.since, "down", account.step
+        account.down_since, account.bucket = account.since, "down"
         account.hear(now, "down")
-        account.forfeited, account.forfeited_steps = account.lose(), steps
-        return account.forfeited
+        return account.go_down()
 
     def forget(self, node: NodeId, now: float) -> None:
         """Drop a node that nobody will hear of again; its seconds stay in the totals."""

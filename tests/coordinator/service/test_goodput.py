@@ -86,7 +86,7 @@ def test_a_heartbeat_that_overtakes_the_contribution_takes_nothing_from_it() -> 
     beat(meter, 31, "inner", 2, 2)
     meter.record_contribution(A, 1, carries=False)
     meter.record_commit(1, {A: 1.0}, 32)
-    assert spent(meter, 31)["inner"] == 21 and "lost" not in spent(meter, 31)
+    assert spent(meter, 31) == {"starting": 10, "inner": 20, "open": 1}
 
 
 def test_work_that_a_commit_leaves_out_counts_in_a_later_one_if_it_is_brought() -> None:
@@ -218,8 +218,111 @@ def test_a_trainer_that_stands_still_before_the_first_step_is_waited_for() -> No
     meter.record_contribution(A, 1, carries=False, steps=30)
     meter.record_commit(1, {A: 1.0}, 40)
     for now in range(40, 80, 3):
-        beat(meter, now, "inner", 2, 0)
+        beat(meter, now, "inner", 1, 30)  # a node tells of a round once it has taken a step of it
     assert spent(meter, 79) == {"starting": 10, "inner": 30, "open": 1, "waiting": 38}
+
+
+def test_a_first_step_is_of_the_round_that_is_told_with_it() -> None:
+    meter = GoodputMeter()
+    meter.enter(A, 0)
+    for now in range(10, 70, 3):
+        beat(meter, now, "inner", 0, 0)  # it compiles
+    beat(meter, 70, "inner", 5, 1)
+    beat(meter, 100, "waiting", 5, 31)
+    meter.record_contribution(A, 5, carries=False, steps=31)
+    meter.record_commit(5, {A: 1.0}, 100)
+    assert spent(meter, 100) == {"starting": 10, "inner": 90}
+
+
+@pytest.mark.parametrize("process", [True, False])
+@pytest.mark.parametrize("later", [0, 2])  # rounds
+def test_a_trainer_that_is_back_may_compile(process: bool, later: int) -> None:
+    meter = stopping()
+    if process:
+        meter.enter(A, 40)
+    beat(meter, 40, "starting", 0, 0)
+    for now in range(50, 110, 3):
+        beat(meter, now, "inner", 0, 0)
+    beat(meter, 110, "inner", 1 + later, 1)
+    meter.record_phase(A, "waiting", 120)
+    meter.record_contribution(A, 1 + later, carries=False, steps=11)
+    assert spent(meter, 120) == {"starting": 20, "lost": 30, "open": 70}
+
+
+def test_steps_that_are_slow_from_some_time_on_are_steps() -> None:
+    meter = stopping()
+    for now in range(43, 343, 3):
+        beat(meter, now, "inner", 1, 30 + (now - 40) // 30)
+    assert spent(meter, 340)["waiting"] < 60
+
+
+def test_steps_of_which_each_tenth_is_thirty_times_as_long_are_steps() -> None:
+    meter, booked = stopping(), 0.0
+    for now in range(43, 1240, 3):
+        tens, seconds = divmod(now - 40, 39)
+        beat(meter, now, "inner", 1, 30 + 10 * tens + min(seconds, 9))
+        if now < 400:
+            booked = spent(meter, now).get("waiting", 0.0)
+    assert spent(meter, 1240)["waiting"] == booked < 120
+
+
+def test_a_contribution_that_is_heard_before_the_heartbeat_after_a_silence_has_its_steps() -> None:
+    meter = stopping()
+    meter.record_sign(A, 120)
+    meter.record_contribution(A, 1, carries=False, steps=90)
+    meter.record_phase(A, "waiting", 121, {"inner": 60.0, "waiting": 21.0})
+    meter.record_progress(A, 1, 90)
+    meter.record_commit(1, {A: 1.0}, 122)
+    beat(meter, 122, "inner", 1, 90)
+    beat(meter, 123, "inner", 2, 1)
+    assert spent(meter, 123) == {"starting": 10, "inner": 90, "waiting": 22, "open": 1}
+
+
+def left_out() -> GoodputMeter:
+    """The meter of a node whose 20 steps in 20 seconds of round 1 no commit has yet, at second 30."""
+    meter = training()
+    beat(meter, 30, "waiting", 1, 20)
+    meter.record_contribution(A, 1, carries=False, steps=20)
+    return meter
+
+
+def bring(meter: GoodputMeter, now: float, carried: float) -> None:
+    """The node comes back, and has the steps of its copy in the commit of round 3."""
+    meter.enter(A, now)
+    beat(meter, now, "inner", 0, 0)
+    beat(meter, now + 10, "waiting", 3, 10)
+    meter.record_contribution(A, 3, carries=True, carried=carried, steps=10)
+    meter.record_commit(3, {A: 1.0}, now + 10)
+
+
+def test_who_died_with_steps_of_two_rounds_and_brings_those_of_the_first_has_lost_the_others() -> None:
+    meter = left_out()
+    meter.record_commit(1, {B: 1.0}, 30)
+    beat(meter, 30, "inner", 2)
+    beat(meter, 40, "inner", 2, 10)
+    meter.record_departure(A, left=False, now=40)
+    bring(meter, 50, carried=20)
+    assert spent(meter, 60) == {"starting": 10, "down": 10, "inner": 30, "lost": 10}
+
+
+def test_who_dies_twice_may_bring_what_it_had_before_the_first_time() -> None:
+    meter = training()
+    beat(meter, 30, "inner", 1, 20)
+    meter.record_departure(A, left=False, now=30)
+    meter.enter(A, 35)
+    beat(meter, 35, "inner", 0, 0)
+    meter.record_departure(A, left=False, now=35)
+    bring(meter, 40, carried=20)
+    assert spent(meter, 50) == {"starting": 10, "down": 10, "inner": 30}
+
+
+def test_who_dies_in_an_exchange_that_leaves_it_out_may_bring_its_steps_to_a_later_one() -> None:
+    meter = left_out()
+    meter.record_departure(A, left=False, now=31)
+    meter.record_commit(1, {B: 1.0}, 35)
+    assert spent(meter, 35) == {"starting": 10, "lost": 20, "down": 5}
+    bring(meter, 40, carried=20)
+    assert spent(meter, 50) == {"starting": 10, "down": 10, "inner": 30}
 
 
 def test_slow_steps_are_steps() -> None:

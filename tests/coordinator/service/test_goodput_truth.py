@@ -16,6 +16,7 @@ from atoll.node.daemon.phase_clock import PhaseClock
 
 A = NodeId("n1")
 PACE = 0.5  # seconds an inner step
+COMPILING = 40.0  # seconds that a trainer's first inner step takes beyond
 HEARTBEAT = 3.0  # seconds
 SAVE = 1.0  # seconds between two saves of the meter
 LATENCY = 0.2  # seconds that a message takes at most
@@ -40,8 +41,9 @@ class Life:
     """A life that is made up, and what the coordinator hears of it."""
 
     def __init__(self, seed: int, rounds: int) -> None:
-        self.rng, self.now, self.round = random.Random(seed), 0.0, 0
+        self.rng, self.now, self.round, self.compiles = random.Random(seed), 0.0, 0, False
         self.stretches, self.open = list[Stretch](), list[Stretch]()
+        self.told = 0, 0  # round and step, by the latest heartbeat
         self.events, self.outages = list[tuple[float, int, Callable[[float], None]]](), list[tuple[float, float]]()
         self.meter, self.saved = GoodputMeter(), b""
         self.at(0.0, lambda now: self.meter.enter(A, now))
@@ -65,11 +67,14 @@ class Life:
 
     def train(self, seconds: float, step: int = 0) -> int:
         """Inner steps for so long; returns the step that comes next."""
+        if self.compiles:
+            self.compiles = False
+            self.open.append(self.spend(COMPILING, "lost", "inner"))
         self.open.append(self.spend(seconds, "lost", "inner", step, moving=True))
         return step + int(seconds / PACE)
 
-    def contribute(self, carries: bool) -> None:
-        k = self.round
+    def contribute(self) -> None:
+        k, carries = self.round, any(stretch.round < self.round for stretch in self.open)
         self.at(self.later(), lambda now: self.heard(now, lambda: self.meter.record_contribution(A, k, carries)))
 
     def commit(self, included: bool) -> None:
@@ -88,12 +93,13 @@ class Life:
         return self.now + self.rng.random() * LATENCY
 
     def exchange(self, included: bool = True) -> None:
-        self.contribute(carries=len(self.open) > 1 and self.open[0].round < self.round)
+        self.contribute()
         self.spend(self.rng.uniform(0, 5), "waiting", "waiting")
         self.spend(self.rng.uniform(2, 10), "sync", "sync")
         self.commit(included)
 
     def come_up(self) -> None:
+        self.compiles = True
         self.spend(self.rng.uniform(5, 15), "starting", "starting")
         self.spend(self.rng.uniform(2, 10), "recovering", "recovering")
         self.spend(self.rng.uniform(0, 20), "waiting", "waiting")
@@ -136,7 +142,7 @@ class Life:
     def late_kill(self) -> None:
         """It dies in an exchange that has its delta."""
         self.train(self.length())
-        self.contribute(carries=len(self.open) > 1)
+        self.contribute()
         self.spend(3.0, "sync", "sync")
         self.at(self.now, lambda now: self.meter.record_sign(A, now))
         for stretch in self.open:
@@ -165,12 +171,16 @@ class Life:
         self.meter = msgspec.json.decode(self.saved, type=GoodputMeter)
 
     def trainer(self) -> None:
-        """Its trainer dies, and goes on from a copy."""
+        """Its trainer dies, and goes on from a copy. The steps before were about as long as each other."""
+        if self.compiles:
+            self.good()
+            self.round += 1
         copied = self.rng.uniform(5, 30)
         step = self.train(copied)
         again = self.spend(self.rng.uniform(5, 30), "lost", "inner", step, moving=True)
         assert again.bucket == "lost"
         self.spend(8.0, "starting", "starting", step + int((again.end - again.begin) / PACE))
+        self.compiles = True
         self.train(self.length(), step)
         self.exchange()
 
@@ -187,7 +197,7 @@ class Life:
         clock, sent = PhaseClock(0.0, "starting"), 0.0
         for stretch in self.stretches:
             if not stretch.phase:
-                sent = stretch.end
+                self.told, sent = (0, 0), stretch.end
                 clock = PhaseClock(stretch.end, "starting")
                 continue
             clock.enter(stretch.phase, stretch.begin)
@@ -208,7 +218,9 @@ class Life:
 
     def _beat(self, clock: PhaseClock, stretch: Stretch, moment: float) -> None:
         step = stretch.step + int((moment - stretch.begin) / PACE + 1e-6) * stretch.moving
-        told = clock.beat(moment)
+        if step > stretch.step * stretch.moving:  # until it takes one, a node tells of the latest
+            self.told = stretch.round, step
+        at, told = self.told, clock.beat(moment)
         away = any(begin <= moment < end for begin, end in self.outages)
         answered = not away and self.rng.random() > LOSS
         clock.heard(answered)
@@ -216,7 +228,7 @@ class Life:
 
             def arrives(now: float) -> None:
                 self.meter.record_phase(A, stretch.phase, now, told)
-                self.meter.record_progress(A, stretch.round, step)
+                self.meter.record_progress(A, *at)
 
             self.at(moment + self.rng.random() * LATENCY, arrives)
 
