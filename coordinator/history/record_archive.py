@@ -210,17 +210,17 @@ def copy_missing(local: RecordStore, remote: RecordStore) -> int:
 
 
 def shrink(
-    local: RecordStore, keep: int, remote: RecordStore | None = None, before: float = -inf, most: float = inf
+    local: RecordStore, keep: int, remote: RecordStore | None = None, first: int = 0, most: float = inf
 ) -> None:
-    """Have the local segments take no more than `keep` bytes, and have none whose last commit is from before a
-    time, seconds since 1970. The oldest go first: they are removed if `remote` has them; without a `remote` they
-    are written anew without what was known of single members, `most` of them at once, and nothing is lost of the
-    run's curves. Raises `ResourceError`."""
+    """Have the local segments take no more than `keep` bytes, and have none whose last round is before the `first`
+    that is kept. The oldest go first: they are removed if `remote` has them; without a `remote` they are written
+    anew without what was known of single members, `most` of them at once, and nothing is lost of the run's curves.
+    Raises `ResourceError`."""
     sizes = {name: local.size(name) for name in local.names()}
-    excess, old = sum(sizes.values()) - keep, before > -inf
+    excess, old = sum(sizes.values()) - keep, first > 0
     there = set(remote.names()) if remote is not None and (excess > 0 or old) else set()
     for name, size in sizes.items():
-        old = old and _is_older(local, name, before)
+        old = old and ((span := segment.rounds_of(name)) is None or span[1] < first)
         if (excess <= 0 and not old) or most <= 0:
             return
         if name in there:
@@ -230,15 +230,6 @@ def shrink(
             local.write(name, smaller)
             most -= 1
             excess -= size - len(smaller)
-
-
-def _is_older(store: RecordStore, name: str, before: float) -> bool:
-    """Whether the segment's last commit is from before a time; so also where nobody can tell."""
-    span = segment.rounds_of(name)
-    try:
-        return span is None or RecordArchive(store).committed_at(span) < before
-    except ResourceError:
-        return True
 
 
 def _without_members(data: bytes) -> bytes | None:

@@ -18,6 +18,7 @@ SERIES = (
     *("round", "committed_at", "tokens", "train_loss", "val_loss", "members", "contributors", "attempts"),
     *("inner", "collect", "reduce", "commit", "bytes_up", "bytes_down", "void"),
 )
+LONGEST_PAUSE = 86_400.0  # seconds between two commits that a clock is believed
 PHASES = ("inner", "collect", "reduce", "commit")  # seconds of a round
 Row = tuple[float, ...]  # a number for each name of SERIES; NaN: not known
 
@@ -95,6 +96,14 @@ class SeriesTable:
         """Several series, of all rounds that were there at one moment."""
         count = self._count
         return [self._rows[:count, SERIES.index(name)] for name in names]
+
+
+def round_ages(committed_at: F64, now: float) -> F64:
+    """Seconds since each of these commits, in order. Between two the clock may have been set: what seems longer
+    than a day counts as one, and what seems to go backwards as nothing."""
+    passed = np.clip(np.diff(committed_at, append=now), 0.0, LONGEST_PAUSE)
+    ages: F64 = np.cumsum(passed[::-1])[::-1]
+    return ages
 
 
 def downsampled(x: F64, y: F64, points: int) -> tuple[F64, F64]:

@@ -516,7 +516,8 @@ class RunAnswers:
 
     def blame(self, query: Query) -> Answer:
         """The latest verdicts on rounds and decisions against members `about` a round, a node, or all."""
-        about = query.get("about", "")[:MAX_ABOUT]
+        if len(about := query.get("about", "")) > MAX_ABOUT:
+            raise ValueError(f"about={about[:40]!r}... is no round, name or key: {MAX_ABOUT} characters at most")
         found = blame_of(self._records, self._source.facts().run, about, MAX_BLAME)
         return {name: getattr(found, name) for name in ("run", "verdicts", "decisions", "seconds", "left_out")}
 

@@ -57,6 +57,7 @@ PACK_FROM = 1400  # bytes of an answer, from which on it is compressed for who t
 PACK_LEVEL = 4
 # Of a stream's compressor: a window of 8 kB and 72 kB of memory in all; changes become hardly shorter with more.
 PACK_WINDOW, PACK_MEMORY = 13, 6
+MAX_QUESTION = 8_000  # bytes of a question; more is not looked at
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -231,12 +232,16 @@ def web(source: RunSource, more: Sequence[BaseRoute] = ()) -> Starlette:
 
 
 def _known(path: str, endpoint: Endpoint, names: tuple[str, ...]) -> Endpoint:
-    """The endpoint, which refuses a question with another name than these: what is not looked at might be taken
-    for obeyed."""
+    """The endpoint, which refuses a question with another name than these, or with one twice: what is not looked
+    at might be taken for obeyed."""
 
     async def answered(request: Request) -> Response:
+        if (size := len(request.scope["query_string"])) > MAX_QUESTION:
+            raise ValueError(f"the question is {size:,} bytes long: {MAX_QUESTION:,} at most")
         if odd := [name for name in request.query_params if name not in names]:
             raise ValueError(f"{path} knows no {odd[0][:40]!r}: give {', '.join(names) or 'nothing'}")
+        if len(request.query_params.multi_items()) > len(request.query_params):
+            raise ValueError(f"{path} is asked for the same twice: give each of {', '.join(names)} once")
         return await endpoint(request)
 
     return answered

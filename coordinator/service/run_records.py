@@ -22,7 +22,7 @@ from atoll.coordinator.history.record_archive import RecordArchive, copy_missing
 from atoll.coordinator.history.record_codec import RecordView
 from atoll.coordinator.history.record_store import LocalStore, RecordStore
 from atoll.coordinator.history.segment import ROUNDS
-from atoll.coordinator.history.series import SERIES, SeriesTable, series_row
+from atoll.coordinator.history.series import SERIES, SeriesTable, round_ages, series_row
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 from atoll.coordinator.state_machine.rollback import MAX_PAST_COMMITS
@@ -39,7 +39,7 @@ class RecordOptions:
     """What the operator wants of old records."""
 
     room: float = DEFAULT_ROOM  # bytes of segments in the state directory, at most
-    age: float = inf  # seconds since the last commit of a segment there, at most
+    age: float = inf  # seconds since the last commit of a segment there, at most (`round_ages`)
     store: RecordStore | None = None  # where they are copied to
 
 
@@ -129,10 +129,18 @@ class RunRecords:
             self.archive.enter_owners(owners)
             if self._options.store is not None:
                 copy_missing(self._local, self._options.store)
-            keep, before = int(self._options.room), now - self._options.age
-            shrink(self._local, keep, self._options.store, before, MAX_REWRITTEN)
+            first = self._first_kept(now)
+            shrink(self._local, int(self._options.room), self._options.store, first, MAX_REWRITTEN)
         except AtollError as error:
             log.warning(f"records are not archived now, it is tried again: {error}")
+
+    def _first_kept(self, now: float) -> int:
+        """The first round that is not too old at `now`, seconds since 1970; 0: every round is kept."""
+        if self._options.age == inf:
+            return 0
+        rounds, committed_at = self.series().columns("round", "committed_at")
+        young = rounds[round_ages(committed_at, now) <= self._options.age]
+        return int(young[0]) if len(young) else self.series().last + 1
 
     def _move_block(self) -> bool:
         """Move a segment's records out of the journal, if they are old enough."""

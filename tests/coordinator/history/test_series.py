@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from long_runs import long_record
 
-from atoll.coordinator.history.series import SeriesTable, downsampled, pack_series, series_row, unpack_series
+from atoll.coordinator.history.series import (
+    LONGEST_PAUSE,
+    SeriesTable,
+    downsampled,
+    pack_series,
+    round_ages,
+    series_row,
+    unpack_series,
+)
 
 
 def test_the_figures_of_rounds_come_back() -> None:
@@ -41,3 +49,12 @@ def test_what_is_few_stays_as_it_is(count: int) -> None:
 def test_points_at_one_place_are_four_at_most() -> None:
     x, y = downsampled(np.zeros(100), np.arange(100.0), 8)
     assert list(y) == [0, 99]
+
+
+def test_a_round_is_as_old_as_the_clock_says_but_for_its_jumps() -> None:
+    even = np.array([0.0, 100.0, 250.0])
+    assert round_ages(even, 300.0).tolist() == [300.0, 200.0, 50.0]
+    ahead = np.array([0.0, 1e9, 1e9 + 60.0, 100.0])
+    assert round_ages(ahead, 160.0).tolist() == [LONGEST_PAUSE + 120.0, 120.0, 60.0, 60.0]
+    assert round_ages(even, 1e9).tolist() == [LONGEST_PAUSE + 250.0, LONGEST_PAUSE + 150.0, LONGEST_PAUSE]
+    assert round_ages(even[:0], 300.0).tolist() == []

@@ -102,8 +102,11 @@ def test_a_store_gets_what_is_old_and_one_that_fails_is_tried_again(
 def test_of_records_beyond_an_age_what_is_known_of_single_members_is_dropped(
     journal: Journal, tmp_path: Path
 ) -> None:
-    records = RunRecords(journal, tmp_path, "reef", RecordOptions(age=1000.0))
-    records.maintain(now=ALL[ROUNDS].committed_at + 1000.0)
+    age = ALL[-1].committed_at - ALL[ROUNDS - 1].committed_at
+    records = RunRecords(journal, tmp_path, "reef", RecordOptions(age=age + 1000.0))
+    records.maintain(now=ALL[-1].committed_at + 1000.0)
+    assert list(records.iter_rounds()) == ALL
+    records.maintain(now=ALL[-1].committed_at + 1001.0)
     found = list(records.iter_rounds())
     assert [bool(r.spent) for r in found] == [False] * ROUNDS + [True] * (len(ALL) - ROUNDS)
     assert found[ROUNDS:] == ALL[ROUNDS:] and found[0].contributors == ALL[0].contributors
@@ -168,3 +171,9 @@ def test_who_adds_a_record_does_not_wait_for_those_who_read_all_of_them(
 
     monkeypatch.setattr(journal, "iter_series", slow)
     assert records.series().last == LAST + 1 and len(records.series()) == LAST + 1 and len(calls) == 2
+
+
+def test_a_clock_that_is_far_ahead_makes_no_record_old(journal: Journal, tmp_path: Path) -> None:
+    records = RunRecords(journal, tmp_path, "reef", RecordOptions(age=60 * 86_400.0))
+    records.maintain(now=ALL[-1].committed_at + 3e8)
+    assert list(records.iter_rounds()) == ALL
