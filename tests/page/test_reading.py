@@ -282,6 +282,21 @@ def test_a_node_has_its_curves_what_is_held_against_it_and_what_was_said_of_it(t
     reader.wrong.clear()  # the browser says that the answer was 404
 
 
+def test_a_list_of_events_that_goes_on_below_says_so_until_its_end_is_seen(tab: Opener) -> None:
+    reader = tab()
+    page = reader.go()
+    reader.wait("document.querySelectorAll('#events li').length > 20")
+    place, hint = page.locator(".tall"), page.get_by_text("The list scrolls: there is more below.")
+    reader.wait("document.querySelector('.tall').classList.contains('more')")
+    assert hint.is_visible()
+    place.evaluate("place => place.scrollTo(0, place.scrollHeight)")
+    reader.wait("!document.querySelector('.tall').classList.contains('more')")
+    assert not hint.is_visible()
+    page.get_by_label("Search").fill("2nd time")
+    reader.wait("document.querySelectorAll('#events li').length === 1")
+    assert not hint.is_visible()
+
+
 def test_what_happened_at_an_hour_and_what_has_words_in_it_is_found(tab: Opener) -> None:
     reader = tab()
     page = reader.go()

@@ -94,3 +94,11 @@ function hintSideways(within) {
   }
 }
 hintSideways(document);
+
+// A list that is longer than its place says so, until its end is seen.
+function hintBelow(place) {
+  const look = () => place.classList.toggle("more", place.scrollTop + place.clientHeight < place.scrollHeight - 1);
+  place.addEventListener("scroll", look, { passive: true });
+  for (const part of [place, place.firstElementChild]) new ResizeObserver(look).observe(part);
+}
+document.querySelectorAll(".tall").forEach(hintBelow);
