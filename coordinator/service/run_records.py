@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
-from atoll.comm.errors import AtollError
+from atoll.comm.errors import AtollError, ResourceError
 from atoll.comm.ids import NodeId
 from atoll.coordinator.history.record_archive import RecordArchive, copy_missing, shrink
 from atoll.coordinator.history.record_codec import RecordView
@@ -138,7 +138,11 @@ class RunRecords:
         """The first round that is not too old at `now`, seconds since 1970; 0: every round is kept."""
         if self._options.age == inf:
             return 0
-        rounds, committed_at = self.series().columns("round", "committed_at")
+        try:
+            rounds, committed_at = self.series().columns("round", "committed_at")
+        except ResourceError as error:  # their room is bounded nevertheless
+            log.warning(f"how old records are is not known: {error}")
+            return 0
         young = rounds[round_ages(committed_at, now) <= self._options.age]
         return int(young[0]) if len(young) else self.series().last + 1
 

@@ -177,3 +177,14 @@ def test_a_clock_that_is_far_ahead_makes_no_record_old(journal: Journal, tmp_pat
     records = RunRecords(journal, tmp_path, "reef", RecordOptions(age=60 * 86_400.0))
     records.maintain(now=ALL[-1].committed_at + 3e8)
     assert list(records.iter_rounds()) == ALL
+
+
+def test_where_the_age_of_records_is_not_known_they_take_no_more_room_nevertheless(
+    journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local, far = LocalStore(tmp_path / FOLDER), LocalStore(tmp_path / "far")
+    RunRecords(journal, tmp_path, "reef", RecordOptions()).maintain()
+    damaged = local.names()[0]
+    local.write(damaged, b"no segment")
+    RunRecords(journal, tmp_path, "reef", RecordOptions(room=0, age=1.0, store=far)).maintain()
+    assert "how old records are is not known" in caplog.text and len(local.names()) < 2
