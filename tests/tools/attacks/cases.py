@@ -61,6 +61,8 @@ MEMBERS = (
     Attack("never holds", "it never says that it holds the sealed chunks", note=STAGE),
     Attack("other bytes", "it says in every exchange that it holds other bytes than were sealed"),
     Attack("other state", "it says after every round that it has another state"),
+    Attack("returns", "one chunk of 1e30 sealed, and once it is banned for that 20 joins a second: under its session, by its key, by other keys with its invite"),
+    Attack("elsewhere", "others' addresses told for its data plane, one after the other"),
     Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
 )
 ATTACKS = (*STRANGERS, NOTHING, *MEMBERS, NOTHING)  # in the order in which they are made

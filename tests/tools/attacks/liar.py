@@ -5,14 +5,19 @@ which has the lies of deltas and seals. Everything else is as in anybody's node,
 """
 
 import asyncio
+import atexit
 import os
+import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import grpc
+from attacks.strangers import OPTIONS, answer, join_request, often
 from attacks.tally import Tally
 from e2e import lying_node
 
@@ -28,16 +33,25 @@ from atoll.comm.receipts import sign_input
 from atoll.comm.signatures import SIGNATURE_BYTES, PrivateKey
 from atoll.comm.transport import frames
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
+from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind, Header
 from atoll.comm.transport.key_ring import KeyRing
 from atoll.node.control.reports import Reports
+from atoll.node.daemon.daemon import Daemon
+from atoll.node.daemon.outer_loop import OuterLoop
+from atoll.node.daemon.pulse import Pulse
 from atoll.node.daemon.session import CoordinatorSession
+from atoll.node.trainer_channel import Progress
 
 BOMB_BYTES = 1 << 26  # that a frame of two thousand unpacks to
 REPORTS_PER_SECOND = 500.0
 CALLERS = 8  # that make them
 NAMES_AT_ONCE, NAMES_PAUSE = 64, 0.1  # seconds until so many more
 NAMES_FROM = "127.0.0.2"
+RETURNS_PER_SECOND = 20.0
+STAY = 7.0  # seconds at one address: it takes part in an exchange or two
+NOWHERE, A_THIRDS = "127.0.0.1:9", "127.0.0.9"  # where nobody listens; where somebody does who has no part in it
+PARAMETERS = 1 << 42  # 18 TB of them, at 4 bytes each
 
 
 @dataclass(frozen=True)
@@ -46,8 +60,9 @@ class Target:
 
     flag: str  # a file: it does harm while it is there
     tally: str  # a file for what it counts
-    address: str  # of an honest member's data plane, and its node
-    node: str
+    page: str  # the coordinator's, "host:port"
+    address: str = ""  # of an honest member's data plane, and its node, once there is one
+    node: str = ""
 
     def now(self) -> bool:
         """Whether to do harm."""
@@ -57,9 +72,10 @@ class Target:
 Habit = Callable[[Target], None]
 
 
-def main(word: str, flag: str, tally: str, address: str, node: str) -> None:
-    """`atoll`, in a process that does the harm which `word` names, one of `HABITS` or a lie of `lying_node`'s."""
-    target = Target(flag, tally, address, node)
+def main(word: str, *told: str) -> None:
+    """`atoll`, in a process that does the harm which `word` names, one of `HABITS` or a lie of `lying_node`'s;
+    `told`: the fields of its target."""
+    target = Target(*told)
     if word in HABITS:
         HABITS[word](target)
     else:
@@ -329,6 +345,140 @@ def names(target: Target, chosen: Callable[[CoordinatorSession], list[str]]) -> 
     beside(target, many)
 
 
+def elsewhere(target: Target) -> None:
+    """It tells others' addresses for its data plane, one after the other, and dials nobody: who has something for
+    it dials there."""
+    honest, lost = DataPlane._dial_link, Reports.lost
+    places, listening = cycle(()), list[asyncio.Server]()
+
+    async def dial_link(self: Any, *to: Any) -> Link:
+        if target.now():
+            raise LinkBroken("it dials nobody")
+        return await honest(self, *to)
+
+    def silent(self: Reports, plan: Any, node: NodeId, sentence: str) -> None:
+        if not target.now():
+            lost(self, plan, node, sentence)
+
+    async def move(session: CoordinatorSession, counted: Tally) -> None:
+        nonlocal places
+
+        def dialled(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            counted.note("dialled at a third's")
+            writer.close()
+
+        if listening:
+            await asyncio.sleep(STAY)
+        else:
+            listening.append(third := await asyncio.start_server(dialled, A_THIRDS, 0))
+            [port] = {sock.getsockname()[1] for sock in third.sockets}
+            places = cycle((f"{A_THIRDS}:{port}", target.page, target.address, NOWHERE))
+        member: Any = session
+        for other, _ in session.plane.peers.links():
+            session.plane.peers.drop(other)
+        counted.note("addresses told")
+        member._identity = replace(member._identity, address=next(places))
+        member._moved.set()
+        await asyncio.sleep(STAY)  # it joins again, and begins anew with this
+
+    exchanged: Any = DataPlane
+    exchanged._dial_link = dial_link
+    exchanged = Reports
+    exchanged.lost = silent
+    beside(target, move)
+
+
+# When it is out
+
+
+def returns(target: Target) -> None:
+    """It seals 1e30, for which it is banned; then it joins again and again: under its session, by its key, and by
+    other keys with its invite."""
+    lying_node.install(lying_node.VAST, target.now)
+    honest = CoordinatorSession.join
+
+    async def join(self: CoordinatorSession, role: str = "") -> pb.JoinReply:
+        reply = await honest(self, role)
+        atexit.register(lambda: asyncio.run(_come_back(self, target)))
+        return reply
+
+    exchanged: Any = CoordinatorSession
+    exchanged.join = join
+
+
+async def _come_back(session: CoordinatorSession, target: Target) -> None:
+    invite, counted = session.invite, Tally(Path(target.tally))
+    ways = {
+        "its session": (session.control.session, lambda: session.key),
+        "its key": ("", lambda: session.key),
+        "another key": ("", PrivateKey.generate),
+    }
+    channels = {way: grpc.aio.insecure_channel(invite.address, OPTIONS) for way in ways}
+
+    async def once(number: int) -> None:
+        way = list(ways)[number % len(ways)]
+        secret, key = ways[way]
+        request = join_request(invite.run, invite.token, secret or secrets.token_hex(16), key())
+        counted.note(f"{way}: {await answer(channels[way], request)}")
+
+    await often(RETURNS_PER_SECOND, once)
+
+
+# Where it is the first to come
+
+
+def counts(target: Target) -> None:
+    """Told to make state 0, it says that it makes progress, for ever."""
+    honest = Daemon._initialise
+
+    async def count(self: Any) -> None:
+        step = 0
+        while target.now():
+            self._pulse, step = Pulse(time.monotonic(), Progress(0, step, 0.0)), step + 1
+            await asyncio.sleep(0.5)
+
+    def initialise(self: Any, witness: bool) -> None:
+        if target.now():
+            self._spawn(count(self))
+        else:
+            honest(self, witness)
+
+    exchanged: Any = Daemon
+    exchanged._initialise = initialise
+
+
+def makes_up(target: Target) -> None:
+    """It makes another state 0 than the run's seed says, and has it to give."""
+    honest = OuterLoop.initialised
+
+    async def initialised(self: OuterLoop, momentum: bool = False) -> None:
+        if target.now():
+            self.outer.vectors.anchor[:] *= 2
+        await honest(self, momentum)
+
+    exchanged: Any = OuterLoop
+    exchanged.initialised = initialised
+
+
+def vast_model(target: Target) -> None:
+    """Its model has 2^42 parameters, it says."""
+    honest = OuterLoop.layout.fget
+    assert honest is not None
+
+    def layout(self: OuterLoop) -> pb.LayoutReported:
+        told = honest(self)
+        if target.now():
+            told.numel = PARAMETERS
+        return told
+
+    exchanged: Any = OuterLoop
+    exchanged.layout = property(layout)
+
+
+def honest(target: Target) -> None:
+    """No harm."""
+
+
 HABITS: dict[str, Habit] = {
     "nan": nan,
     "bomb": bomb,
@@ -344,4 +494,10 @@ HABITS: dict[str, Habit] = {
     "short norm": short_norm,
     "other bytes": other_bytes,
     "other state": other_state,
+    "elsewhere": elsewhere,
+    "returns": returns,
+    "counts": counts,
+    "makes up": makes_up,
+    "vast model": vast_model,
+    "honest": honest,
 }

@@ -91,7 +91,7 @@ async def _in_turn(work: Work, aim: Aim, elsewhere: Aim, flag: Path, tally: Path
     await do(aim, Tally(tally), True)
 
 
-async def _often(rate: float, once: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+async def often(rate: float, once: Callable[[int], Coroutine[Any, Any, None]]) -> None:
     """So many a second; those that are due while as many are under way are left out."""
     under_way, began, made = set[asyncio.Task[None]](), time.monotonic(), 0
     while True:
@@ -131,7 +131,25 @@ async def health(aim: Aim, tally: Tally) -> None:
         stream = stubs[number % CHANNELS].Watch(health_pb2.HealthCheckRequest(), timeout=30)
         tally.note((await stream.code()).name)
 
-    await _often(STREAMS_PER_SECOND, once)
+    await often(STREAMS_PER_SECOND, once)
+
+
+def join_request(run: str, token: str, secret: str, key: PrivateKey) -> pb.JoinRequest:
+    """A join by who has this key, under a session's secret if there is one."""
+    where = {"name": "again", "address": "127.0.0.1:9", "session": secret}
+    request = pb.JoinRequest(protocol=PROTOCOL, run=run, token=token, **where)
+    prove_join(request, key)
+    return request
+
+
+async def answer(channel: grpc.aio.Channel, request: pb.JoinRequest) -> str:
+    """What becomes of a join, in a word."""
+    stub: Any = pb_grpc.CoordinatorStub(channel)
+    try:
+        await stub.Join(request, timeout=5)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return "taken"
 
 
 async def joins(aim: Aim, tally: Tally) -> None:
@@ -139,20 +157,12 @@ async def joins(aim: Aim, tally: Tally) -> None:
     host, port = aim.control
     key = PrivateKey.generate()
     channels = [grpc.aio.insecure_channel(f"{host}:{port}", OPTIONS) for _ in range(3)]
-    stubs: list[Any] = [pb_grpc.CoordinatorStub(channel) for channel in channels]
 
     async def once(number: int) -> None:
-        request = pb.JoinRequest(
-            protocol=PROTOCOL, run=aim.run, token=aim.token, name="again", address="127.0.0.1:9"
-        )
-        prove_join(request, key)
-        try:
-            await stubs[number % len(stubs)].Join(request, timeout=5)
-            tally.note("taken")
-        except grpc.aio.AioRpcError as error:
-            tally.note(error.code().name)
+        request = join_request(aim.run, aim.token, "", key)
+        tally.note(await answer(channels[number % len(channels)], request))
 
-    await _often(JOINS_PER_SECOND, once)
+    await often(JOINS_PER_SECOND, once)
 
 
 # At all ports
@@ -220,7 +230,7 @@ async def knocks(aim: Aim, tally: Tally) -> None:
                     greeted = await asyncio.get_running_loop().sock_recv(sock, 1)
                 tally.note("greeted", len(greeted))
 
-    await _often(KNOCKS_PER_SECOND, once)
+    await often(KNOCKS_PER_SECOND, once)
 
 
 async def replays(aim: Aim, tally: Tally) -> None:
@@ -241,7 +251,7 @@ async def replays(aim: Aim, tally: Tally) -> None:
                         word = "refused" if b"does not know the run's key" in answer else "another answer"
         tally.note(word)
 
-    await _often(REPLAYS_PER_SECOND, once)
+    await often(REPLAYS_PER_SECOND, once)
 
 
 async def nothing(aim: Aim, tally: Tally) -> None:

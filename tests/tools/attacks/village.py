@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ RUN = (
     *("model.seq_len=32", "reduce.chunk=8192", "inner.lr=1e-3", "inner.min_lr=1e-3"),
 )
 PACED = "trainer.step=stall:0.08"  # seconds
+LIARS_USES = 20  # nodes that its invite is for
 MEMORY_SECONDS = 2.0  # from one look at it to the next
 PROGRAM = "import sys; sys.path[:0] = {path!r}; from attacks.{module} import main; main(*{arguments!r})"
 PATIENCE = 180.0  # seconds for a round
@@ -140,9 +142,12 @@ class Village(Run):
 
     def target(self, name: str) -> Target:
         """What is told to a member that is to do harm."""
-        words = self.said(VICTIM).split("peers reach this node at ")[1]
         flag, tally = self.folder / f"{name}.flag", self.folder / f"{name}.tally"
-        return Target(str(flag), str(tally), words.split()[0], self.member(VICTIM)["node_id"])
+        target = Target(str(flag), str(tally), self.page.removeprefix("http://"))
+        if VICTIM not in self.nodes:
+            return target
+        words = self.said(VICTIM).split("peers reach this node at ")[1]
+        return replace(target, address=words.split()[0], node=self.member(VICTIM)["node_id"])
 
     def new_name(self) -> str:
         """A name for who does harm."""
@@ -151,10 +156,8 @@ class Village(Run):
 
     def add_liar(self, name: str, word: str) -> None:
         """Start a member that can do this harm, and wait until it takes part in rounds."""
-        target = self.target(name)
-        arguments = (word, target.flag, target.tally, target.address, target.node)
-        url = self.invite(1)  # that of one who is banned is good for nobody else
-        self.join(url, name, faults=PACED, program=program("liar", *arguments))
+        url = self.invite(LIARS_USES)  # that of one who is banned is good for nobody else
+        self.join(url, name, faults=PACED, program=program("liar", word, *astuple(self.target(name))))
         until(f"{name} to take part", lambda: name in self.contributors_of(max(self.committed(), 1)), PATIENCE)
 
     def part(self, name: str) -> None:
