@@ -14,7 +14,10 @@ else, and the run says whether it is the same (`record_check`). Where the run's 
 all machines (`RunConfig.remakes_beginning`), and all have made it and no two agree, the first one's counts.
 
 Whoever was asked has `MAX_STALLS` times `members.stall` in all, whatever progress its heartbeats tell: then
-another is asked as well, and the first two that agree are heard. `state_sync` takes the reports here.
+another is asked as well, and the first two that agree are heard. Once one has made it, another is asked, too, in
+the place of who takes `MAX_TIMES` as long as that one did: else a member that only says that it makes progress
+would have the run begin so late. The slow one's word counts as ever, and while it may come nobody's alone does.
+`state_sync` takes the reports here.
 """
 
 from collections.abc import Mapping
@@ -38,6 +41,7 @@ from atoll.coordinator.state_machine.state import (
 
 MAX_CHECKERS = 2  # members that make at the same time what one alone had made
 MAX_STALLS = 6  # times members.stall that who makes state 0 may take in all before another is asked, too
+MAX_TIMES, MIN_PATIENCE = 3.0, 10.0  # times what who made it first took, and seconds at least, and it is slow
 
 
 def record_layout(state: State, node: NodeId, layout: RunLayout, out: list[Effect]) -> State:
@@ -96,11 +100,13 @@ def ask_makers(state: State, now: float, out: list[Effect]) -> State:
     return _ask(state, now, out)
 
 
-def record_made(state: State, node: NodeId, digest: bytes, out: list[Effect]) -> State:
+def record_made(state: State, node: NodeId, digest: bytes, now: float, out: list[Effect]) -> State:
     """Enter that a member that was asked made a state 0 of this digest. Empty: it could not make one."""
     begun = state.beginning
     asked = {n: at for n, at in begun.asked.items() if n != node}
-    state = replace(state, beginning=replace(begun, asked=asked, made=begun.made | {node: digest}))
+    took = begun.took if any(begun.made.values()) else now - begun.asked[node]
+    begun = replace(begun, asked=asked, made=begun.made | {node: digest}, took=took)
+    state = replace(state, beginning=begun)
     if not digest:
         out.append(Note(f"{state.name(node)} cannot make state 0", node))
         return state
@@ -163,7 +169,9 @@ def _ask(state: State, now: float, out: list[Effect]) -> State:
         return _named(state, digest, digest, out)
     pending = _pending(state, asked, now)
     words = [d for d in made.values() if d]
-    more = 1 if len(words) > 1 and not pending else 2 - len(words) - len(pending)
+    patience = max(MAX_TIMES * begun.took, MIN_PATIENCE)
+    prompt = [n for n in pending if not words or now - asked[n] <= patience]
+    more = 1 if len(words) > 1 and not prompt else 2 - len(words) - len(prompt)
     if more > 0 and (new := _able(state, first=not asked and not words)[:more]):
         return _with(state, replace(state.beginning, asked=asked | dict.fromkeys(new, now)))
     if not words or pending:

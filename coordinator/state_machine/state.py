@@ -239,6 +239,7 @@ class Beginning(Struct, frozen=True, gc=False):
     settled: bool = False  # two have told the run's layout
     asked: dict[NodeId, float] = {}  # seconds; who is to make state 0, since when
     made: dict[NodeId, bytes] = {}  # digest of what each made itself; empty: it could not
+    took: float = 0.0  # seconds that the first of these took for it
     first: bytes = b""  # digest of the state 0 that the run began with
     agreed: bytes = b""  # the same, once a second member made it, too
 

@@ -48,10 +48,12 @@ def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> Sta
     return beginning.record_layout(state, node, layout, out)
 
 
-def record_state(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
+def record_state(
+    state: State, node: NodeId, round_: int, digest: bytes, now: float, out: list[Effect]
+) -> State:
     """Enter which state a member holds; what is older than its last word, or was never committed, is ignored."""
     if round_ == 0 and node in state.beginning.asked:
-        return beginning.record_made(state, node, digest, out)
+        return beginning.record_made(state, node, digest, now, out)
     if not digest or (round_ == 0 and state.committed == 0 and not state.digest):
         return state  # it was not asked to make it: it fetches what others make
     if state.tied and round_ == state.committed:  # it holds what nobody can tell to be right

@@ -196,7 +196,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case LayoutReported():
             return state_sync.record_layout(state, event, out)
         case StateReported(node, _, round_, digest):
-            return state_sync.record_state(state, node, round_, digest, out)
+            return state_sync.record_state(state, node, round_, digest, now, out)
         case StateRepaired():
             return state_sync.note_repair(state, event, out)
         case StepsReached(node, _, round_):

@@ -10,12 +10,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
-from attacks.cases import ATTACKS
-from attacks.page import load, page, slowdown
+from attacks.beginning import Beginning, beginning
+from attacks.cases import ATTACKS, BEGINNINGS, Attack
+from attacks.page import load, load_beginnings, page, slowdown
 from attacks.trial import Lengths, Trial, trial
 from attacks.village import Village
 from bench.report import this_machine
@@ -33,9 +35,13 @@ def main(only: str, rounds: str, only_page: bool, keep: Path | None, out: Path) 
     """Make the attacks, one after the other, and write the page."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, too
     wanted = [word.strip() for word in only.split(",") if word.strip()]
-    if unknown := set(wanted) - {attack.word for attack in ATTACKS}:
+    if unknown := set(wanted) - {attack.word for attack in (*ATTACKS, *BEGINNINGS)}:
         raise click.BadParameter(f"there is no attack {', '.join(sorted(unknown))}")
-    attacks = [attack for attack in ATTACKS if not only_page and (not wanted or attack.word in wanted)]
+
+    def chosen(of: Sequence[Attack]) -> list[Attack]:
+        return [attack for attack in of if not only_page and (not wanted or attack.word in wanted)]
+
+    attacks = chosen(ATTACKS)
     lengths, figures = Lengths(*map(int, rounds.split(","))), out / "attacks.jsonl"
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -48,10 +54,25 @@ def main(only: str, rounds: str, only_page: bool, keep: Path | None, out: Path) 
         for attack in attacks:
             began = time.monotonic()
             done = trial(village, attack, lengths)
-            with open(figures, "a") as kept:
-                print(json.dumps(dataclasses.asdict(done)), file=kept)
+            keep_figures(figures, done)
             click.echo(f"{line(done)}; {time.monotonic() - began:.0f} s")
-    (out / "attacks.md").write_text(page(load(figures), str(this_machine())))
+    for first in chosen(BEGINNINGS):
+        with ExitStack() as stack:
+            folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="attacks")))
+            (own := folder / f"beginning-{first.word.replace(' ', '-')}").mkdir(parents=True)
+            keep_figures(figures, begun := beginning(own, first))
+        click.echo(
+            f"{begun.first}: first commit after {begun.seconds:.1f} s, others {begun.others:.2f} cores; "
+            f"{begun.ended}; {begun.harmed}"
+        )
+    if trials := load(figures):
+        (out / "attacks.md").write_text(page(trials, load_beginnings(figures), str(this_machine())))
+
+
+def keep_figures(path: Path, done: Trial | Beginning) -> None:
+    """Append what came of an attack to a file of JSON lines."""
+    with open(path, "a") as kept:
+        print(json.dumps(dataclasses.asdict(done)), file=kept)
 
 
 def line(t: Trial) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack, by the word that `strangers.WORKS`, `liar.HABITS` or `lying_node` know it by."""
+    """An attack, or who is first in a run, by the word that `strangers.WORKS`, `liar.HABITS` or `lying_node` know it by."""
 
     word: str
     sentence: str
@@ -30,6 +30,8 @@ ACCUSED = (
     "each of the first two rounds takes two attempts more, which is milliseconds. Then both own no chunks for 20 "
     "rounds, as nobody knows which of them it is, and there is no path between them any more that could break."
 )
+MOVES = ""
+OVERDUE = ""
 NOTHING = Attack("nothing", "nobody does anything", False)
 STRANGERS = (
     NOTHING,
@@ -66,3 +68,10 @@ MEMBERS = (
     Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
 )
 ATTACKS = (*STRANGERS, NOTHING, *MEMBERS, NOTHING)  # in the order in which they are made
+HONEST_FIRST = Attack("honest", "one that is as honest as they are")
+BEGINNINGS = (
+    HONEST_FIRST,
+    Attack("vast model", "one that says that the model has 2^42 parameters"),
+    Attack("counts", "one that says for ever that it makes progress with state 0", note=OVERDUE),
+    Attack("makes up", "one that makes state 0 up, and has it to give"),
+)

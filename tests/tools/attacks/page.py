@@ -6,8 +6,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from attacks.cases import ATTACKS, MEMBERS, NOTHING, STRANGERS, Attack
+from attacks.beginning import ROUNDS, Beginning
+from attacks.cases import ATTACKS, BEGINNINGS, HONEST_FIRST, MEMBERS, NOTHING, STRANGERS, Attack
 from attacks.clocked import CALLS, HEARTBEAT, REPORT
 from attacks.trial import USUAL, USUAL_LENGTHS, Calls, Figures, Trial
 from scipy.stats import t as student
@@ -53,14 +55,26 @@ MEMBERS_HEAD = """
 STRANGERS_HEAD = """
 ## By strangers
 """
+BEGINNINGS_HEAD = """
+## At the beginning
+
+A run of its own for each of these: one comes and is the first to take part, then the four honest nodes come at
+once, which is when the run is to begin. Seconds are from the join of the last of them to the first commit, beside
+those where one comes first that is as honest as they are; memory is until {rounds} rounds are committed, of the
+process that has most more than it has there.
+
+| first to come | what became of it | first commit, s | memory, MB |
+|---|---|---|---|
+"""
 COLUMNS = "| attack | what became of it | round, s | slow | heartbeats; reports, ms | memory, MB |"
 
 
 def load(path: Path) -> list[Trial]:
     """All trials of a file of JSON lines."""
     found = list[Trial]()
-    for line in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(line)
+    for row in _lines(path):
+        if "attack" not in row:
+            continue
         for part in ("before", "during", "after"):
             if row[part] is not None:
                 row[part]["calls"] = {what: Calls(**of) for what, of in row[part]["calls"].items()}
@@ -69,7 +83,16 @@ def load(path: Path) -> list[Trial]:
     return found
 
 
-def page(trials: Sequence[Trial], hardware: str) -> str:
+def load_beginnings(path: Path) -> list[Beginning]:
+    """All beginnings of the same file."""
+    return [Beginning(**row) for row in _lines(path) if "first" in row]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def page(trials: Sequence[Trial], begun: Sequence[Beginning], hardware: str) -> str:
     """The page."""
     lengths = USUAL_LENGTHS
     usual = statistics.median(t.before.seconds for t in trials)
@@ -106,7 +129,8 @@ def page(trials: Sequence[Trial], hardware: str) -> str:
             if (of := [t for t in trials if t.attack == attack.word])
         ]
         parts += [title, "\n".join([COLUMNS, "|---|---|---|---|---|---|", *rows]) + "\n"]
-    return "\n".join(part.strip("\n") + "\n" for part in [*parts, _notes()] if part)
+    parts += [_beginnings(begun), _notes()]
+    return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -191,6 +215,29 @@ def _row(attack: Attack, trials: Sequence[Trial], every: Sequence[Trial]) -> str
     return f"| {' | '.join(cells)} |"
 
 
+def _beginnings(begun: Sequence[Beginning]) -> str:
+    """The table of who was first, where there are such."""
+    by = {first: of for first in BEGINNINGS if (of := [b for b in begun if b.first == first.word])}
+    rows = [_first_row(first, of, by.get(HONEST_FIRST, [])) for first, of in by.items()]
+    return BEGINNINGS_HEAD.format(rounds=ROUNDS) + "\n".join(rows) if rows else ""
+
+
+def _first_row(first: Attack, begun: Sequence[Beginning], honest: Sequence[Beginning]) -> str:
+    harmed = sorted({harm for b in begun for harm in b.harmed if not harm.endswith(CHANCE)})
+    seconds, usual = ([b.seconds for b in of] for of in (begun, honest))
+    middle = statistics.median(seconds)
+    text, memory, slow, large = f"{middle:.1f}", "", False, False
+    if honest and begun is not honest:
+        without = statistics.median(usual)
+        text, slow = f"{without:.1f} -> {middle:.1f} ({middle / without:.2f})", middle > USUAL * max(usual)
+        least = {name: max(b.memory[name] for b in honest) for name in honest[0].memory}
+        most = {name: max(b.memory.get(name, 0) for b in begun) for name in least}
+        name = max(least, key=lambda name: most[name] - least[name])
+        memory, large = f"{name}: {least[name] / 1e6:.0f} -> {most[name] / 1e6:.0f}", most[name] - least[name] > MEMORY_BOUND
+    ended = begun[-1].ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else "")
+    return f"| {first.sentence} | {ended} | {_bold(text, slow)} | {_bold(memory, large)} |"
+
+
 def _places(slow: Sequence[int]) -> str:
     """Round numbers, in a few words."""
     if not slow:
@@ -201,7 +248,8 @@ def _places(slow: Sequence[int]) -> str:
 
 def _notes() -> str:
     """Why attacks cost what they cost."""
-    notes = dict.fromkeys(attack.note for attack in ATTACKS if attack.note)
-    of = {note: [attack.sentence for attack in ATTACKS if attack.note == note] for note in notes}
+    every = dict.fromkeys((*ATTACKS, *BEGINNINGS))
+    notes = dict.fromkeys(attack.note for attack in every if attack.note)
+    of = {note: [attack.sentence for attack in every if attack.note == note] for note in notes}
     lines = [f"- **{'**, **'.join(sentences)}**: {note}" for note, sentences in of.items()]
     return "## Why\n\n" + "\n".join(lines)

@@ -101,7 +101,7 @@ def trial(village: Village, attack: Attack, lengths: Lengths = USUAL_LENGTHS) ->
     slow = [i for i, s in enumerate(during.rounds, 1) if s > USUAL * before.seconds]
     records = village.records(begun + 1, until)
     decided = decisions(village)
-    ended = _of_member(records, decided, told, name, exit_code) if attack.member else _counted(told)
+    ended = of_member(records, decided, told, name, exit_code) if attack.member else _counted(told)
     harm = harmed(village, records, decided)
     return Trial(attack.word, ended, before, during, after, slow, harm, os.nice(0), full_version())
 
@@ -159,20 +159,28 @@ def figures(village: Village, since: int, until: int) -> Figures:
     records = village.records(since, until)
     start, end = records[0]["committed_at"], records[-1]["committed_at"]
     at = [record["committed_at"] for record in records]
-    watch = village.watch
-    memory = Counter[str]()
-    for when, found in list(watch.memory):
-        if start <= when < end:
-            memory |= Counter(found)  # the largest of each
-    others = [(when, used) for when, used in list(watch.others) if start <= when < end]
-    spent = (others[-1][1] - others[0][1]) / (others[-1][0] - others[0][0]) if len(others) > 1 else 0.0
     return Figures(
         [b - a for a, b in zip(at, at[1:], strict=False)],
         [record["seconds"]["reduce"] for record in records[1:]],
         {what: Calls.of(seconds) for what, seconds in village.calls(start, end).items()},
-        dict(memory),
-        max(spent, 0.0),
+        most_memory(village, start, end),
+        others(village, start, end),
     )
+
+
+def most_memory(village: Village, start: float, end: float) -> dict[str, int]:
+    """The most bytes that each process had for itself in this time (seconds since 1970)."""
+    memory = Counter[str]()
+    for when, found in list(village.watch.memory):
+        if start <= when < end:
+            memory |= Counter(found)  # the largest of each
+    return dict(memory)
+
+
+def others(village: Village, start: float, end: float) -> float:
+    """The cores that processes of nobody here took in this time (seconds since 1970)."""
+    used = [(when, seconds) for when, seconds in list(village.watch.others) if start <= when < end]
+    return max((used[-1][1] - used[0][1]) / (used[-1][0] - used[0][0]), 0.0) if len(used) > 1 else 0.0
 
 
 # How it ended
@@ -185,30 +193,35 @@ def decisions(village: Village) -> list[dict[str, Any]]:
     return [told for told in map(json.loads, lines) if "evidence" in told]
 
 
-def harmed(village: Village, records: Sequence[Record], decided: Sequence[dict[str, Any]]) -> list[str]:
-    """What was held against honest members in these rounds, and where their work was left out."""
-    rounds = range(records[0]["round"], records[-1]["round"] + 1)
-    found = [
+def held_against(village: Village, rounds: range, decided: Sequence[dict[str, Any]]) -> list[str]:
+    """What was held against honest members in these rounds."""
+    return [
         f"{told['name']}: {told['consequence']}, {told['evidence']['offence']}"
         for told in decided
         if told["name"] in village.honest and told["evidence"]["round"] in rounds
     ]
+
+
+def harmed(village: Village, records: Sequence[Record], decided: Sequence[dict[str, Any]]) -> list[str]:
+    """What was held against honest members in these rounds, and where their work was left out."""
+    found = held_against(village, range(records[0]["round"], records[-1]["round"] + 1), decided)
     for name in village.honest:
         out = [r["round"] for r in records if name not in {r["names"][n] for n in r["contributors"]}]
         found += [f"{name} is not in {len(out)} rounds"] if out else []
     return found
 
 
-def _of_member(
+def of_member(
     records: Sequence[Record],
     decided: Sequence[dict[str, Any]],
     told: dict[str, int],
     name: str,
     ended_with: int | None,
 ) -> str:
-    """What became of a member that did harm in these rounds."""
+    """What became of a member that did harm in these rounds, and before the first of the run if that is there."""
     begun = records[0]["round"] - 1
-    of = [d for d in decided if d["name"] == name and d["evidence"]["round"] > begun]
+    since = begun + 1 if begun else 0
+    of = [d for d in decided if d["name"] == name and d["evidence"]["round"] >= since]
     words = [_counted(told)] if told else []
     node = {n: who for r in records for n, who in r["names"].items()}
     its = next((n for n, who in node.items() if who == name), "")
@@ -221,7 +234,7 @@ def _of_member(
     ]
     for consequence in ("no owner", "no contributor", "evicted", "banned"):
         if first := next((d for d in of if d["consequence"] == consequence), None):
-            words.append(f"{consequence} from round {first['evidence']['round'] - begun}")
+            words.append(f"{consequence} from round {max(first['evidence']['round'] - begun, 1)}")
     words.append(f"its work is in {len(counted)} of {len(records)} rounds")
     if ended_with is not None:
         words.append(f"it ended with code {ended_with}")

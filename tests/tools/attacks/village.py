@@ -5,6 +5,7 @@ Rounds are paced, so that they last some seconds and the processors idle for mos
 them would not show otherwise, for all of it is on one machine.
 """
 
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -62,8 +63,10 @@ class Watch(threading.Thread):
             self.others.append((now, self._busy() - self._ours()))
 
     def stop(self) -> None:
+        """End it, if it was begun."""
         self._over.set()
-        self.join()
+        if self.is_alive():
+            self.join()
 
     def _busy(self) -> float:
         times = psutil.cpu_times()
@@ -88,31 +91,33 @@ class Village(Run):
     def __init__(self, folder: Path, honest: Sequence[str]) -> None:
         super().__init__(folder)
         self.honest = tuple(honest)
+        self.watch = Watch(self)
         self._attackers = 0
 
     @classmethod
     @contextmanager
     def opened(cls, folder: Path, honest: Sequence[str] = HONEST) -> Iterator["Village"]:
         """Everything up, and the first rounds committed; all of it ends with the context."""
-        village = cls(folder, honest)
-        watch: Watch | None = None
-        try:
-            village.start(f"members.start={len(honest)}", *RUN)
+        with cls.empty(folder, honest) as village:
             url = village.invite(len(honest))
             for name in honest:
-                clocked = program("clocked", str(folder / f"{name}.calls"), str(folder))
-                village.join(url, name, faults=PACED, program=clocked)
+                village.add_honest(url, name)
                 until(f"{name} to join", partial(village.member, name))
             until("the first rounds", lambda: village.committed() >= 3, PATIENCE)
-            village.watch = watch = Watch(village)
-            watch.start()
+            village.watch.start()
+            yield village
+
+    @classmethod
+    @contextmanager
+    def empty(cls, folder: Path, honest: Sequence[str] = HONEST) -> Iterator["Village"]:
+        """The coordinator alone; all that is added to it ends with the context, too."""
+        village = cls(folder, honest)
+        try:
+            village.start(f"members.start={len(honest)}", *RUN)
             yield village
         finally:
-            if watch is not None:
-                watch.stop()
+            village.watch.stop()
             village.stop()
-
-    watch: Watch
 
     def start(self, *overrides: str, faults: str = "", config: str = "") -> None:
         super().start(*overrides, faults=faults, config=config or str(ROOT / "configs/demo.yaml"))
@@ -125,6 +130,11 @@ class Village(Run):
             daemon, *trainer = self.family(name)
             found |= {f"{name} daemon": [daemon], f"{name} trainer": trainer}
         return found
+
+    def add_honest(self, url: str, name: str) -> None:
+        """Start an honest node."""
+        clocked = program("clocked", str(self.folder / f"{name}.calls"), str(self.folder))
+        self.join(url, name, faults=PACED, program=clocked)
 
     # Who does harm
 
@@ -156,9 +166,24 @@ class Village(Run):
 
     def add_liar(self, name: str, word: str) -> None:
         """Start a member that can do this harm, and wait until it takes part in rounds."""
-        url = self.invite(LIARS_USES)  # that of one who is banned is good for nobody else
-        self.join(url, name, faults=PACED, program=program("liar", word, *astuple(self.target(name))))
+        self._join_liar(name, word)
         until(f"{name} to take part", lambda: name in self.contributors_of(max(self.committed(), 1)), PATIENCE)
+
+    def add_first(self, name: str, word: str) -> None:
+        """Start a member that does this harm from the first moment on, and wait until the run goes by what it has
+        told, or it is out."""
+        Path(self.target(name).flag).touch()
+        process = self._join_liar(name, word)
+
+        def decided() -> bool:
+            return process.poll() is not None or self.member(name).get("state", "joining") != "joining"
+
+        until(f"{name} to be first", decided, PATIENCE)
+
+    def _join_liar(self, name: str, word: str) -> subprocess.Popen[str]:
+        url = self.invite(LIARS_USES)  # that of one who is banned is good for nobody else
+        liar = program("liar", word, *astuple(self.target(name)))
+        return self.join(url, name, faults=PACED, program=liar)
 
     def part(self, name: str) -> None:
         """End a node, whatever it is doing."""
