@@ -144,7 +144,7 @@ watching: .venv/installed-dev chromium
 blame: .venv/installed-dev
 	PYTHONPATH=tests:tests/tools $(BIN)/python -m blame --times 5
 
-# The tables of docs/attacks.md: 40 minutes, on a machine that does nothing else.
+# The tables of docs/attacks.md: 45 minutes, on a machine that does nothing else.
 attacks: .venv/installed-dev
 	PYTHONPATH=tests:tests/tools $(BIN)/python -m attacks
 

@@ -48,9 +48,7 @@ def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> Sta
     return beginning.record_layout(state, node, layout, out)
 
 
-def record_state(
-    state: State, node: NodeId, round_: int, digest: bytes, now: float, out: list[Effect]
-) -> State:
+def record_state(state: State, node: NodeId, round_: int, digest: bytes, now: float, out: list[Effect]) -> State:
     """Enter which state a member holds; what is older than its last word, or was never committed, is ignored."""
     if round_ == 0 and node in state.beginning.asked:
         return beginning.record_made(state, node, digest, now, out)

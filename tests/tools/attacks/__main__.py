@@ -1,5 +1,5 @@
 """What attacks cost honest members: rounds, calls and memory without an attack and with it, in a run of real
-processes. Writes docs/attacks.md, and adds to docs/attacks.jsonl. About 40 minutes.
+processes. Writes docs/attacks.md, and adds to docs/attacks.jsonl. About 45 minutes.
 
     PYTHONPATH=tests:tests/tools python -m attacks [--only flip:10,health] [--page] [--keep FOLDER] [--out docs]
 """

@@ -1,5 +1,5 @@
-"""The beginning of a run to which one comes that does harm before anybody else is there: when the honest nodes' first
-round is committed, and what it costs them. A control has one there first that is as honest as they are."""
+"""The beginning of a run to which one comes that does harm before anybody else is there: when the honest nodes'
+first round is committed, and what it costs them. A control has one there first that is as honest as they are."""
 
 import os
 import time
@@ -24,7 +24,9 @@ class Beginning:
     first: str  # who it was: the word of its case
     ended: str  # what became of it, in words
     seconds: float  # from the last honest node's join to the first commit
-    memory: dict[str, int]  # bytes that processes had for themselves until then and in the rounds after it, the most
+    memory: dict[
+        str, int
+    ]  # bytes that processes had for themselves until then and in the rounds after it, the most
     others: float  # cores that processes of nobody here took
     harmed: list[str] = field(default_factory=list)  # what was held against honest members
     nice: int = 0  # of all processes of the run

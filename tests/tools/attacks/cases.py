@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack, or who is first in a run, by the word that `strangers.WORKS`, `liar.HABITS` or `lying_node` know it by."""
+    """An attack, or who is first in a run, by the word that `strangers.WORKS`, `liar.HABITS` or `lying_node` know
+    it by."""
 
     word: str
     sentence: str
@@ -30,8 +31,36 @@ ACCUSED = (
     "each of the first two rounds takes two attempts more, which is milliseconds. Then both own no chunks for 20 "
     "rounds, as nobody knows which of them it is, and there is no path between them any more that could break."
 )
-MOVES = ""
-OVERDUE = ""
+BARRED = (
+    "a ban is its key's, and revokes its invite: session and key are refused for good, and other keys with "
+    "that invite. Joins of a key are 20, then one a second, and calls of an address that prove nothing 50, "
+    "then 5 a second: at more nobody looks."
+)
+MOVES = (
+    "it joins anew for each address, which the coordinator takes as it is told in a run on private addresses, "
+    "as this one is; a public run takes and dials no private ones (security.private_addresses). Members dial "
+    "it in exchanges that need a path to it, a few times in each. Who is dialled has to greet as a data plane, "
+    "and where there is TLS to show the certificate whose pin the member told, before it is sent anything: a "
+    "hello, signed for that member alone, at which another one closes the connection. To the round it is as "
+    "one that cannot be reached, two attempts more; or, where somebody else's data plane answers, as one that "
+    "is late, once. All paths that break have one end: that is charged, and not who is at the address. It owns "
+    "nothing, then its work is not taken."
+)
+OVERDUE = (
+    "once another has made it, who takes three times as long as that one, and more than 10 s, is not waited "
+    "for: a third makes it, too, and the run begins with what two have made alike."
+)
+OTHERS = (
+    "others make it, too, before they take anything from it; the run begins with what two have made alike, and "
+    "who made another one is charged, and fetches that."
+)
+NO_MODEL = (
+    "the config says what the model is: another one is refused when it is told, before anybody makes room for it."
+)
+RETURNS = (
+    "one chunk of 1e30 sealed and, when it is banned for that, 20 joins a second: under its session, by its "
+    "key, by other keys with its invite for 20 nodes"
+)
 NOTHING = Attack("nothing", "nobody does anything", False)
 STRANGERS = (
     NOTHING,
@@ -63,15 +92,15 @@ MEMBERS = (
     Attack("never holds", "it never says that it holds the sealed chunks", note=STAGE),
     Attack("other bytes", "it says in every exchange that it holds other bytes than were sealed"),
     Attack("other state", "it says after every round that it has another state"),
-    Attack("returns", "one chunk of 1e30 sealed, and once it is banned for that 20 joins a second: under its session, by its key, by other keys with its invite"),
-    Attack("elsewhere", "others' addresses told for its data plane, one after the other"),
+    Attack("returns", RETURNS, note=BARRED),
+    Attack("elsewhere", "others' addresses told for its data plane, one after the other", note=MOVES),
     Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
 )
 ATTACKS = (*STRANGERS, NOTHING, *MEMBERS, NOTHING)  # in the order in which they are made
 HONEST_FIRST = Attack("honest", "one that is as honest as they are")
 BEGINNINGS = (
     HONEST_FIRST,
-    Attack("vast model", "one that says that the model has 2^42 parameters"),
+    Attack("vast model", "one that says that the model has 2^42 parameters", note=NO_MODEL),
     Attack("counts", "one that says for ever that it makes progress with state 0", note=OVERDUE),
-    Attack("makes up", "one that makes state 0 up, and has it to give"),
+    Attack("makes up", "one that makes state 0 up, and has it to give", note=OTHERS),
 )

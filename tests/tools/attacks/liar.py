@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -349,7 +349,7 @@ def elsewhere(target: Target) -> None:
     """It tells others' addresses for its data plane, one after the other, and dials nobody: who has something for
     it dials there."""
     honest, lost = DataPlane._dial_link, Reports.lost
-    places, listening = cycle(()), list[asyncio.Server]()
+    places: Iterator[str] | None = None
 
     async def dial_link(self: Any, *to: Any) -> Link:
         if target.now():
@@ -367,12 +367,12 @@ def elsewhere(target: Target) -> None:
             counted.note("dialled at a third's")
             writer.close()
 
-        if listening:
-            await asyncio.sleep(STAY)
-        else:
-            listening.append(third := await asyncio.start_server(dialled, A_THIRDS, 0))
-            [port] = {sock.getsockname()[1] for sock in third.sockets}
+        if places is None:
+            third = await asyncio.start_server(dialled, A_THIRDS, 0)
+            port = third.sockets[0].getsockname()[1]
             places = cycle((f"{A_THIRDS}:{port}", target.page, target.address, NOWHERE))
+        else:
+            await asyncio.sleep(STAY)
         member: Any = session
         for other, _ in session.plane.peers.links():
             session.plane.peers.drop(other)
@@ -408,7 +408,7 @@ def returns(target: Target) -> None:
 
 async def _come_back(session: CoordinatorSession, target: Target) -> None:
     invite, counted = session.invite, Tally(Path(target.tally))
-    ways = {
+    ways: dict[str, tuple[str, Callable[[], PrivateKey]]] = {
         "its session": (session.control.session, lambda: session.key),
         "its key": ("", lambda: session.key),
         "another key": ("", PrivateKey.generate),
@@ -462,21 +462,15 @@ def makes_up(target: Target) -> None:
 
 def vast_model(target: Target) -> None:
     """Its model has 2^42 parameters, it says."""
-    honest = OuterLoop.layout.fget
-    assert honest is not None
+    honest = Reports.layout
 
-    def layout(self: OuterLoop) -> pb.LayoutReported:
-        told = honest(self)
+    def layout(self: Reports, told: pb.LayoutReported) -> None:
         if target.now():
             told.numel = PARAMETERS
-        return told
+        honest(self, told)
 
-    exchanged: Any = OuterLoop
-    exchanged.layout = property(layout)
-
-
-def honest(target: Target) -> None:
-    """No harm."""
+    exchanged: Any = Reports
+    exchanged.layout = layout
 
 
 HABITS: dict[str, Habit] = {
@@ -499,5 +493,5 @@ HABITS: dict[str, Habit] = {
     "counts": counts,
     "makes up": makes_up,
     "vast model": vast_model,
-    "honest": honest,
+    "honest": lambda target: None,
 }

@@ -129,7 +129,8 @@ def page(trials: Sequence[Trial], begun: Sequence[Beginning], hardware: str) -> 
             if (of := [t for t in trials if t.attack == attack.word])
         ]
         parts += [title, "\n".join([COLUMNS, "|---|---|---|---|---|---|", *rows]) + "\n"]
-    parts += [_beginnings(begun), _notes()]
+    made = {t.attack for t in trials} | {b.first for b in begun}
+    parts += [_beginnings(begun), _notes([each for each in (*ATTACKS, *BEGINNINGS) if each.word in made])]
     return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
 
@@ -224,18 +225,25 @@ def _beginnings(begun: Sequence[Beginning]) -> str:
 
 def _first_row(first: Attack, begun: Sequence[Beginning], honest: Sequence[Beginning]) -> str:
     harmed = sorted({harm for b in begun for harm in b.harmed if not harm.endswith(CHANCE)})
-    seconds, usual = ([b.seconds for b in of] for of in (begun, honest))
-    middle = statistics.median(seconds)
-    text, memory, slow, large = f"{middle:.1f}", "", False, False
-    if honest and begun is not honest:
+    middle, memory = statistics.median(b.seconds for b in begun), ""
+    seconds = f"{middle:.1f}"
+    if honest and first is not HONEST_FIRST:
+        usual = [b.seconds for b in honest]
         without = statistics.median(usual)
-        text, slow = f"{without:.1f} -> {middle:.1f} ({middle / without:.2f})", middle > USUAL * max(usual)
-        least = {name: max(b.memory[name] for b in honest) for name in honest[0].memory}
-        most = {name: max(b.memory.get(name, 0) for b in begun) for name in least}
-        name = max(least, key=lambda name: most[name] - least[name])
-        memory, large = f"{name}: {least[name] / 1e6:.0f} -> {most[name] / 1e6:.0f}", most[name] - least[name] > MEMORY_BOUND
+        words = f"{without:.1f} -> {seconds} ({middle / without:.2f})"
+        seconds, memory = _bold(words, middle > USUAL * max(usual)), _more_memory(begun, honest)
     ended = begun[-1].ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else "")
-    return f"| {first.sentence} | {ended} | {_bold(text, slow)} | {_bold(memory, large)} |"
+    return f"| {first.sentence} | {ended} | {seconds} | {memory} |"
+
+
+def _more_memory(begun: Sequence[Beginning], honest: Sequence[Beginning]) -> str:
+    """The process that had most more than where an honest one was first."""
+    least = {name: max(b.memory.get(name, 0) for b in honest) for name in honest[0].memory}
+    most = {name: max(b.memory.get(name, 0) for b in begun) for name in least}
+    name = max(least, key=lambda name: most[name] - least[name])
+    return _bold(
+        f"{name}: {least[name] / 1e6:.0f} -> {most[name] / 1e6:.0f}", most[name] - least[name] > MEMORY_BOUND
+    )
 
 
 def _places(slow: Sequence[int]) -> str:
@@ -246,10 +254,9 @@ def _places(slow: Sequence[int]) -> str:
     return f"{slow[0]} to {slow[-1]}" if len(slow) > 2 and list(slow) == whole else ", ".join(map(str, slow))
 
 
-def _notes() -> str:
+def _notes(attacks: Sequence[Attack]) -> str:
     """Why attacks cost what they cost."""
-    every = dict.fromkeys((*ATTACKS, *BEGINNINGS))
-    notes = dict.fromkeys(attack.note for attack in every if attack.note)
-    of = {note: [attack.sentence for attack in every if attack.note == note] for note in notes}
+    notes = dict.fromkeys(attack.note for attack in attacks if attack.note)
+    of = {note: [attack.sentence for attack in attacks if attack.note == note] for note in notes}
     lines = [f"- **{'**, **'.join(sentences)}**: {note}" for note, sentences in of.items()]
     return "## Why\n\n" + "\n".join(lines)

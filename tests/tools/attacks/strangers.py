@@ -136,8 +136,8 @@ async def health(aim: Aim, tally: Tally) -> None:
 
 def join_request(run: str, token: str, secret: str, key: PrivateKey) -> pb.JoinRequest:
     """A join by who has this key, under a session's secret if there is one."""
-    where = {"name": "again", "address": "127.0.0.1:9", "session": secret}
-    request = pb.JoinRequest(protocol=PROTOCOL, run=run, token=token, **where)
+    request = pb.JoinRequest(protocol=PROTOCOL, run=run, token=token, session=secret)
+    request.name, request.address = "again", "127.0.0.1:9"
     prove_join(request, key)
     return request
 
