@@ -24,9 +24,7 @@ class Beginning:
     first: str  # who it was: the word of its case
     ended: str  # what became of it, in words
     seconds: float  # from the last honest node's join to the first commit
-    memory: dict[
-        str, int
-    ]  # bytes that processes had for themselves until then and in the rounds after it, the most
+    memory: dict[str, int]  # bytes that processes had for themselves, the most until the end of `ROUNDS`
     others: float  # cores that processes of nobody here took
     harmed: list[str] = field(default_factory=list)  # what was held against honest members
     nice: int = 0  # of all processes of the run

@@ -13,11 +13,11 @@ PROCESSES = {"coordinator": 60_000_000, "ada trainer": 200_000_000}
 
 def test_the_page_is_made_of_the_trials_that_are_kept() -> None:
     begun = load_beginnings(FIGURES)
-    assert {trial.attack for trial in TRIALS} <= {attack.word for attack in ATTACKS}
-    assert {b.first for b in begun} <= {first.word for first in BEGINNINGS}
+    assert {trial.attack for trial in TRIALS} == {attack.word for attack in ATTACKS}
+    assert {b.first for b in begun} == {first.word for first in BEGINNINGS}
     made, kept = page(TRIALS, begun, "some machine"), (DOCS / "attacks.md").read_text()
     assert kept.partition(TABLES)[2] == made.partition(TABLES)[2] != ""
-    assert all(attack.sentence in made for attack in ATTACKS if any(t.attack == attack.word for t in TRIALS))
+    assert all(attack.sentence in made for attack in (*ATTACKS, *BEGINNINGS))
 
 
 def test_who_is_first_is_shown_beside_an_honest_one() -> None:
