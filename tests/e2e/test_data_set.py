@@ -18,6 +18,11 @@ def web(tmp_path: Path) -> Iterator[WebServer]:
         yield served
 
 
+def trouble(run: Run, name: str) -> str:
+    said: str = run.member(name).get("trouble", "")
+    return said
+
+
 def kept(run: Run, name: str) -> int:
     found = 0
     for path in (run.folder / name / "cache" / "blocks").glob("??/*"):
@@ -34,17 +39,19 @@ def test_nodes_with_empty_disks_train_by_the_url_alone_and_keep_a_twentieth_of_t
     bound = corpus / 20
     run.start("data.kind=dataset", f"data.url={web.url}", f"data.digest={digest}")
     url = run.invite(3)
-    for name in ("one", "two"):
+    names = ("one", "two")
+    for name in names:
         run.join(url, name, f"cache={bound / 1e9:.9f}")
     run.commit_after(2)
     web.status = 503  # costs steps as soon as what is ahead is trained on
-    until("the trouble of a node", lambda: "and tries again" in run.member("one").get("trouble", ""))
+    # Who has its steps of the round waits for the other one.
+    until("the trouble of a node", lambda: any("and tries again" in trouble(run, name) for name in names))
     web.status = 0
-    until("the end of the trouble", lambda: not run.member("one").get("trouble", ""))
+    until("the end of the trouble", lambda: not any(trouble(run, name) for name in names))
     run.join(url, "three", f"cache={bound / 1e9:.9f}")
     until("all three", lambda: run.contributors() == 3)
     run.commit_after(run.committed())
-    for name in ("one", "two", "three"):
+    for name in (*names, "three"):
         assert 0 < kept(run, name) <= bound
         assert "nothing of that block is learned" not in run.log(name)
     run.whole(run.committed() - 2)  # whose records are there
