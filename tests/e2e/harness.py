@@ -51,6 +51,13 @@ def until(what: str, look: Callable[[], Any], seconds: float = 90.0) -> Any:
     raise AssertionError(f"waited {seconds:g} s for {what}")
 
 
+def end(processes: list[psutil.Process]) -> None:
+    """SIGKILL them."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a helper of a node may have ended by itself, just now
+            process.kill()
+
+
 class Run:
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.folder, self.host = folder, host
@@ -167,16 +174,13 @@ class Run:
 
     def kill(self, *names: str) -> None:
         """SIGKILL whole nodes at once."""
-        for process in [p for name in names for p in self.family(name)]:
-            with suppress(psutil.NoSuchProcess):  # a helper of the node may have ended by itself, just now
-                process.kill()
+        end([p for name in names for p in self.family(name)])
 
     def cut_power(self) -> None:
         """SIGKILL everything at once."""
         everything = [p for name in self.nodes for p in self.family(name)]
         self.coordinator.kill()
-        for process in everything:
-            process.kill()
+        end(everything)
         for daemon in (self.coordinator, *self.nodes.values()):
             daemon.wait()
 
