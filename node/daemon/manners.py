@@ -45,6 +45,7 @@ class Manners:
         self.config = limited(config, self._orders)
         self._wishes = wishes(self.config)
         self._account, self._counted = load_account(state_dir), 0  # bytes of this life that the account has
+        self._saved = self._account
         self._seen, self._sensors = Observations(), Sensors()
         self._round, self._round_began, self._round_bytes = -1, 0, 0
         self._takes_part = True  # in that round: it was not paused all the time
@@ -189,7 +190,7 @@ class Manners:
                 self.decide()
                 await asyncio.sleep(DECISION_INTERVAL)
         finally:
-            self._account_for_traffic()
+            self._account_for_traffic(ends=True)
 
     async def _weigh(self) -> None:
         """See how much memory the node takes."""
@@ -273,15 +274,15 @@ class Manners:
         day, month = now.day_bytes + more, now.month_bytes + more
         return replace(self._seen, day_bytes=day, month_bytes=month, round_bytes=left)
 
-    def _account_for_traffic(self) -> None:
+    def _account_for_traffic(self, ends: bool = False) -> None:
         traffic = self._traffic()
-        if traffic == self._counted:
+        if traffic != self._counted:
+            self._account = self._account.add(traffic - self._counted, datetime.now().date())
+            self._counted = traffic
+        due = ends or self.has_budget or time.monotonic() - self._saved_at >= SAVE_INTERVAL
+        if self._account == self._saved or not due:
             return
-        self._account = self._account.add(traffic - self._counted, datetime.now().date())
-        self._counted = traffic
-        if not self.has_budget and time.monotonic() - self._saved_at < SAVE_INTERVAL:
-            return
-        self._saved_at = time.monotonic()
+        self._saved, self._saved_at = self._account, time.monotonic()
         try:
             save_account(self._state_dir, self._account)
         except OSError as error:

@@ -15,6 +15,7 @@ from atoll.comm.pause_reasons import PauseReason
 from atoll.node.config import NodeConfig
 from atoll.node.daemon import control_socket, manners
 from atoll.node.daemon.manners import Manners
+from atoll.node.manners.byte_account import load_account
 from atoll.node.manners.limits import KEYS, TRAINER_KEYS
 from atoll.node.state_machine.events import Event, PauseChanged
 
@@ -217,3 +218,18 @@ def test_requests_with_arguments_are_answered_and_refused_with_the_error_that_th
                 assert type(said.value) is error, "and with its exit code"
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_node_that_ends_keeps_all_that_it_exchanged(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+
+    async def life() -> None:
+        running = asyncio.create_task(told.manners.run())
+        for told.traffic in (1_000, 2_000, 3_000):  # within the minute in which it is written once
+            await asyncio.sleep(0)
+            told.ask("limits", "upload=1")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(life())
+    assert load_account(tmp_path).month_bytes == 3_000
