@@ -159,7 +159,7 @@ def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
     table = Table(box=ROUNDED, show_header=False, border_style="cyan", title="atoll demo", title_style="bold")
     loss = " → ".join("?" if v is None else f"{v:.3f}" for v in (report.val_loss_first, report.val_loss_last))
     spent = ", ".join(
-        f"{bucket} {share:.0%}" for bucket, share in report.goodput_buckets.items() if share >= 0.005
+        f"{phase_word(bucket)} {share:.0%}" for bucket, share in report.goodput_buckets.items() if share >= 0.005
     )
     killed = ", ".join(sorted(story.names(MarkKind.KILLED))) or "none"
     recovered = ", ".join(sorted(story.recovered)) or "none"

@@ -79,9 +79,10 @@ def exclusive(state_dir: Path) -> Iterator[None]:
 
 
 def save_ending(state_dir: Path, sentence: str) -> None:
-    """Keep how the node has ended, for who asks when it is gone; its log has it, too."""
-    with contextlib.suppress(OSError):
-        (state_dir / ENDING).write_text(sentence)
+    """Keep how the node has ended, for who asks when it is gone; its log has it, too, wherever this cannot be
+    kept."""
+    with contextlib.suppress(OSError), atomic_write(state_dir / ENDING, None) as out:
+        write_all(out, [memoryview(sentence.encode())], 0)
 
 
 def clear_channel(state_dir: Path) -> None:
