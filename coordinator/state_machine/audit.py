@@ -1,13 +1,13 @@
 """Audits of sealed chunks, before the commit: what was sealed is recomputed by members that the run draws. Pure.
 
-    sealed --drawn, in secret--> a member recomputes it --it finds what was sealed--> well
+    sealed --drawn, in secret--> two members recompute it --both find what was sealed--> well
                                            | anything else
                                            v
                              all able members recompute it --verdict--> it stands, or is void
 
 A draw follows from a nonce that no member knows, and from what was sealed: an owner cannot tell which of its
-chunks will be looked at. What costs the links least for what it finds is one member for each chunk that is drawn;
-two look at each where all chunks are. What is longer than a merge can be is audited without a draw, by three.
+chunks will be looked at, nor by whom. Two look at each, so that one that is in league with its owner hides nothing.
+What is longer than a merge can be is audited without a draw, by three.
 Auditors can be dialled and are not the owner. The commit waits for what was drawn; who does not answer in time is
 charged, and another is named in its place, with more time; for some rounds the silent one is named only where
 others are too few. How long an answer may take follows from what the round's exchange shows, so that a slow member
@@ -58,6 +58,7 @@ from atoll.coordinator.state_machine.state import (
 )
 
 MIN_ABLE = 3  # members that can be dialled, for any audit
+AUDITORS = 2  # of a chunk that is drawn
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
 ENOUGH_VOICES = 2  # that a chunk is too long
 MIN_VOICES = 3  # for a conviction
@@ -91,14 +92,13 @@ def draw(state: State, fresh: Sequence[int], now: float) -> State:
         return state
     told = {what for _, what, _ in r.outsized}
     limit = state.config.security.audits / len(r.ledger.owners)
-    usual = 1 if limit < 1 else 2  # each chunk once before any is looked at twice
     for c in fresh:
         if c not in state.round.ledger.sealed:
             continue  # with what its owner sealed besides
         if (c, r.ledger.since[c], r.ledger.sealed[c].digest) in told:
             state = _look_into(state, c, now)
         elif _lot(state, b"draw", c) < limit and _can_be_audited(state, c):
-            state = _open(state, c, usual, now)
+            state = _open(state, c, AUDITORS, now)
     return state
 
 

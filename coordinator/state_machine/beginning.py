@@ -41,7 +41,7 @@ from atoll.coordinator.state_machine.state import (
 
 MAX_CHECKERS = 2  # members that make at the same time what one alone had made
 MAX_STALLS = 6  # times members.stall that who makes state 0 may take in all before another is asked, too
-MAX_TIMES, MIN_PATIENCE = 3.0, 10.0  # times what who made it first took, and seconds at least, and it is slow
+MAX_TIMES, MIN_PATIENCE = 3.0, 5.0  # times what who made it first took, and seconds at least, and it is slow
 
 
 def record_layout(state: State, node: NodeId, layout: RunLayout, out: list[Effect]) -> State:

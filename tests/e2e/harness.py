@@ -140,6 +140,15 @@ class Run:
             found += page
         return found
 
+    def recorded(self, rounds: int) -> list[dict[str, Any]]:
+        """All commit records, once there are so many: that of a round comes a moment after its commit."""
+
+        def found() -> list[dict[str, Any]]:
+            records = self.rounds()
+            return records if len(records) >= rounds else []
+
+        return list(until(f"the records of {rounds} rounds", found))
+
     def offences(self, name: str) -> list[str]:
         """What was held against a node, from the first decision to the last."""
         command = [*ATOLL, "blame", name, "--state-dir", str(self.folder / "c"), "--json"]
@@ -152,9 +161,9 @@ class Run:
         until(f"a commit after round {committed}", lambda: self.committed() > committed)
         return time.monotonic()
 
-    def contributors(self) -> int:
-        """Of the latest commit that is on record; 0: there is none."""
-        records = self.rounds(max(self.committed() - 2, 0)) if self.run() else []
+    def contributors(self, since: int = 0) -> int:
+        """Of the latest commit after round `since` that is on record; 0: there is none."""
+        records = self.rounds(max(self.committed() - 2, since)) if self.run() else []
         return len(records[-1]["contributors"]) if records else 0
 
     def member(self, name: str) -> dict[str, Any]:
@@ -186,7 +195,7 @@ class Run:
 
     def whole(self, rounds: int) -> None:
         """Every round up to `rounds` was committed once, by nodes that agree."""
-        records = self.rounds()
+        records = self.recorded(rounds)
         assert [r["round"] for r in records][:rounds] == list(range(1, rounds + 1))
         tokens = 0
         for record in records:

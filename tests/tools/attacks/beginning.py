@@ -9,7 +9,7 @@ from pathlib import Path
 from attacks.cases import Attack
 from attacks.tally import read
 from attacks.trial import decisions, held_against, most_memory, of_member, others
-from attacks.village import PATIENCE, Village
+from attacks.village import Village
 from e2e.harness import until
 
 from atoll.comm.build_info import full_version
@@ -42,7 +42,7 @@ def beginning(folder: Path, first: Attack) -> Beginning:
         until("the honest nodes to join", lambda: all(map(village.member, village.honest)))
         joined = time.time()
         village.watch.start()
-        until("the first rounds", lambda: village.committed() >= ROUNDS, PATIENCE)
+        until("the first rounds", lambda: village.committed() >= ROUNDS, village.patience)
         records, over, decided = village.records(1, ROUNDS), time.time(), decisions(village)
         told = read(Path(village.target(name).tally))
         return Beginning(

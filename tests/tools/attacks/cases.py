@@ -48,7 +48,7 @@ MOVES = (
     "nothing, then its work is not taken."
 )
 OVERDUE = (
-    "once another has made it, who takes three times as long as that one, and more than 10 s, is not waited "
+    "once another has made it, who takes three times as long as that one, and more than 5 s, is not waited "
     "for: a third makes it, too, and the run begins with what two have made alike."
 )
 OTHERS = (
@@ -98,6 +98,8 @@ MEMBERS = (
     Attack("accuses", "it says in every exchange that the same member is unreachable", note=ACCUSED),
 )
 ATTACKS = (*STRANGERS, NOTHING, *MEMBERS, NOTHING)  # in the order in which they are made
+# Those that cost single rounds: what they cost where rounds are long is measured, too.
+SINGLE_ROUNDS = ("orphans", "mended", "poses", "never seals", "never holds", "elsewhere")
 HONEST_FIRST = Attack("honest", "one that is as honest as they are")
 BEGINNINGS = (
     HONEST_FIRST,

@@ -49,7 +49,7 @@ CALLERS = 8  # that make them
 NAMES_AT_ONCE, NAMES_PAUSE = 64, 0.1  # seconds until so many more
 NAMES_FROM = "127.0.0.2"
 RETURNS_PER_SECOND = 20.0
-STAY = 7.0  # seconds at one address: it takes part in an exchange or two
+STAY = 2.0  # rounds at one address: it takes part in an exchange or two
 NOWHERE, A_THIRDS = "127.0.0.1:9", "127.0.0.9"  # where nobody listens; where somebody does who has no part in it
 PARAMETERS = 1 << 42  # 18 TB of them, at 4 bytes each
 
@@ -63,6 +63,7 @@ class Target:
     page: str  # the coordinator's, "host:port"
     address: str = ""  # of an honest member's data plane, and its node, once there is one
     node: str = ""
+    seconds: float = 0.0  # that a round takes, about
 
     def now(self) -> bool:
         """Whether to do harm."""
@@ -72,7 +73,7 @@ class Target:
 Habit = Callable[[Target], None]
 
 
-def main(word: str, *told: str) -> None:
+def main(word: str, *told: Any) -> None:
     """`atoll`, in a process that does the harm which `word` names, one of `HABITS` or a lie of `lying_node`'s;
     `told`: the fields of its target."""
     target = Target(*told)
@@ -372,14 +373,14 @@ def elsewhere(target: Target) -> None:
             port = third.sockets[0].getsockname()[1]
             places = cycle((f"{A_THIRDS}:{port}", target.page, target.address, NOWHERE))
         else:
-            await asyncio.sleep(STAY)
+            await asyncio.sleep(STAY * target.seconds)
         member: Any = session
         for other, _ in session.plane.peers.links():
             session.plane.peers.drop(other)
         counted.note("addresses told")
         member._identity = replace(member._identity, address=next(places))
         member._moved.set()
-        await asyncio.sleep(STAY)  # it joins again, and begins anew with this
+        await asyncio.sleep(STAY * target.seconds)  # it joins again, and begins anew with this
 
     exchanged: Any = DataPlane
     exchanged._dial_link = dial_link

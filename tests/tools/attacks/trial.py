@@ -15,7 +15,7 @@ from typing import Any
 from attacks.cases import Attack
 from attacks.strangers import stranger
 from attacks.tally import read
-from attacks.village import Record, Village
+from attacks.village import ROUND, Record, Village
 from e2e.harness import ATOLL
 
 from atoll.comm.build_info import full_version
@@ -36,7 +36,7 @@ class Lengths:
     after: int = 2
 
 
-USUAL_LENGTHS = Lengths()
+USUAL_LENGTHS, LONG_LENGTHS = Lengths(), Lengths(2, 3, 4, 0)  # of long rounds, few
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Trial:
     harmed: list[str] = field(default_factory=list)  # what was held against honest members, or left out of theirs
     nice: int = 0  # of all processes of the run
     version: str = ""  # of Atoll
+    paced: float = ROUND  # seconds that the steps of a round were to take
 
 
 def trial(village: Village, attack: Attack, lengths: Lengths = USUAL_LENGTHS) -> Trial:
@@ -103,7 +104,8 @@ def trial(village: Village, attack: Attack, lengths: Lengths = USUAL_LENGTHS) ->
     decided = decisions(village)
     ended = of_member(records, decided, told, name, exit_code) if attack.member else _counted(told)
     harm = harmed(village, records, decided)
-    return Trial(attack.word, ended, before, during, after, slow, harm, os.nice(0), full_version())
+    nice, version = os.nice(0), full_version()
+    return Trial(attack.word, ended, before, during, after, slow, harm, nice, version, village.seconds)
 
 
 @contextmanager

@@ -25,21 +25,24 @@ from atoll.comm.invite import parse, split_host_port
 
 HONEST = ("ada", "bo", "cy", "di")
 VICTIM = HONEST[0]  # whose data port is attacked; it joined first
+STEPS = 36  # of a round
 RUN = (
-    *("rounds.inner_steps=36", "rounds.total=0", "members.minimum=2", "members.lease=10", "members.reconnect=2"),
+    *(f"rounds.inner_steps={STEPS}", "rounds.total=0", "members.minimum=2"),
+    *("members.lease=10", "members.reconnect=2"),
     *("wandb.mode=disabled", "data.eval_every=100000", "data.passage_tokens=0", "inner.optimizer=adamw"),
     *("model.dim=64", "model.layers=2", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=128"),
     *("model.seq_len=32", "reduce.chunk=8192", "inner.lr=1e-3", "inner.min_lr=1e-3"),
 )
-PACED = "trainer.step=stall:0.08"  # seconds
+ROUND, LONG_ROUND = 2.9, 120.0  # seconds that the steps of a round are to take
 LIARS_USES = 20  # nodes that its invite is for
 MEMORY_SECONDS = 2.0  # from one look at it to the next
 PROGRAM = "import sys; sys.path[:0] = {path!r}; from attacks.{module} import main; main(*{arguments!r})"
-PATIENCE = 180.0  # seconds for a round
+EXCHANGE = 0.4  # seconds that the rest of a round takes, about
+PATIENCE = 180.0  # seconds for a round, besides those of its steps
 Record = dict[str, Any]
 
 
-def program(module: str, *arguments: str) -> str:
+def program(module: str, *arguments: str | float) -> str:
     """Python that is a node's daemon."""
     path = [str(ROOT / "tests"), str(ROOT / "tests/tools")]
     return PROGRAM.format(path=path, module=module, arguments=arguments)
@@ -88,30 +91,34 @@ def _bytes(processes: Sequence[psutil.Process]) -> int:
 class Village(Run):
     """The run; `opened` starts it."""
 
-    def __init__(self, folder: Path, honest: Sequence[str]) -> None:
+    def __init__(self, folder: Path, honest: Sequence[str], seconds: float) -> None:
         super().__init__(folder)
         self.honest = tuple(honest)
+        self.seconds = seconds
+        self.paced = f"trainer.step=stall:{seconds / STEPS:.3f}"
+        self.patience = PATIENCE + seconds
         self.watch = Watch(self)
         self._attackers = 0
 
     @classmethod
     @contextmanager
-    def opened(cls, folder: Path, honest: Sequence[str] = HONEST) -> Iterator["Village"]:
-        """Everything up, and the first rounds committed; all of it ends with the context."""
-        with cls.empty(folder, honest) as village:
+    def opened(cls, folder: Path, honest: Sequence[str] = HONEST, seconds: float = ROUND) -> Iterator["Village"]:
+        """Everything up, and the first rounds committed; all of it ends with the context. `seconds`: of a round's
+        steps."""
+        with cls.empty(folder, honest, seconds) as village:
             url = village.invite(len(honest))
             for name in honest:
                 village.add_honest(url, name)
                 until(f"{name} to join", partial(village.member, name))
-            until("the first rounds", lambda: village.committed() >= 3, PATIENCE)
+            until("the first rounds", lambda: village.committed() >= 3, 3 * village.patience)
             village.watch.start()
             yield village
 
     @classmethod
     @contextmanager
-    def empty(cls, folder: Path, honest: Sequence[str] = HONEST) -> Iterator["Village"]:
+    def empty(cls, folder: Path, honest: Sequence[str] = HONEST, seconds: float = ROUND) -> Iterator["Village"]:
         """The coordinator alone; all that is added to it ends with the context, too."""
-        village = cls(folder, honest)
+        village = cls(folder, honest, seconds)
         try:
             village.start(f"members.start={len(honest)}", *RUN)
             yield village
@@ -134,7 +141,7 @@ class Village(Run):
     def add_honest(self, url: str, name: str) -> None:
         """Start an honest node."""
         clocked = program("clocked", str(self.folder / f"{name}.calls"), str(self.folder))
-        self.join(url, name, faults=PACED, program=clocked)
+        self.join(url, name, faults=self.paced, program=clocked)
 
     # Who does harm
 
@@ -153,7 +160,7 @@ class Village(Run):
     def target(self, name: str) -> Target:
         """What is told to a member that is to do harm."""
         flag, tally = self.folder / f"{name}.flag", self.folder / f"{name}.tally"
-        target = Target(str(flag), str(tally), self.page.removeprefix("http://"))
+        target = Target(str(flag), str(tally), self.page.removeprefix("http://"), seconds=self.seconds + EXCHANGE)
         if VICTIM not in self.nodes:
             return target
         words = self.said(VICTIM).split("peers reach this node at ")[1]
@@ -167,7 +174,8 @@ class Village(Run):
     def add_liar(self, name: str, word: str) -> None:
         """Start a member that can do this harm, and wait until it takes part in rounds."""
         self._join_liar(name, word)
-        until(f"{name} to take part", lambda: name in self.contributors_of(max(self.committed(), 1)), PATIENCE)
+        part = partial(self._takes_part, name)
+        until(f"{name} to take part", part, 3 * self.patience)
 
     def add_first(self, name: str, word: str) -> None:
         """Start a member that does this harm from the first moment on, and wait until the run goes by what it has
@@ -178,12 +186,15 @@ class Village(Run):
         def decided() -> bool:
             return process.poll() is not None or self.member(name).get("state", "joining") != "joining"
 
-        until(f"{name} to be first", decided, PATIENCE)
+        until(f"{name} to be first", decided, self.patience)
+
+    def _takes_part(self, name: str) -> bool:
+        return name in self.contributors_of(max(self.committed(), 1))
 
     def _join_liar(self, name: str, word: str) -> subprocess.Popen[str]:
         url = self.invite(LIARS_USES)  # that of one who is banned is good for nobody else
         liar = program("liar", word, *astuple(self.target(name)))
-        return self.join(url, name, faults=PACED, program=liar)
+        return self.join(url, name, faults=self.paced, program=liar)
 
     def part(self, name: str) -> None:
         """End a node, whatever it is doing."""
@@ -202,7 +213,7 @@ class Village(Run):
                 return records if len(records) > last - first else []
             return []
 
-        return list(until(f"the record of round {last}", found, PATIENCE))
+        return list(until(f"the record of round {last}", found, self.patience))
 
     def contributors_of(self, round_: int) -> set[str]:
         """The names of those whose work is in a round."""
@@ -210,7 +221,7 @@ class Village(Run):
 
     def committed_after(self, committed: int) -> int:
         """Wait for a commit after this one; returns the newest."""
-        until(f"a commit after round {committed}", lambda: self.committed() > committed, PATIENCE)
+        until(f"a commit after round {committed}", lambda: self.committed() > committed, self.patience)
         return self.committed()
 
     def calls(self, start: float, end: float) -> dict[str, list[float]]:
