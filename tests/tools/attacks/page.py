@@ -11,7 +11,8 @@ from typing import Any
 from attacks.beginning import ROUNDS, Beginning
 from attacks.cases import ATTACKS, BEGINNINGS, HONEST_FIRST, MEMBERS, NOTHING, STRANGERS, Attack
 from attacks.clocked import CALLS, HEARTBEAT, REPORT
-from attacks.trial import USUAL, USUAL_LENGTHS, Calls, Figures, Trial
+from attacks.trial import LONG_LENGTHS, USUAL, USUAL_LENGTHS, Calls, Figures, Trial
+from attacks.village import ROUND
 from scipy.stats import t as student
 
 CHANCE = "struck, outlier"  # nothing follows from it alone, and it happens without an attack, too
@@ -66,6 +67,15 @@ process that has most more than it has there.
 | first to come | what became of it | first commit, s | memory, MB |
 |---|---|---|---|
 """
+LONG_HEAD = """
+## In long rounds
+
+What slows single rounds costs them seconds, however long they are. Here rounds take {seconds:.0f} s, and each
+attack has a run of its own: {before} rounds without it, {during} with it.
+
+| attack | what became of it | round, s | longest, s |
+|---|---|---|---|
+"""
 COLUMNS = "| attack | what became of it | round, s | slow | heartbeats; reports, ms | memory, MB |"
 
 
@@ -94,15 +104,16 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def page(trials: Sequence[Trial], begun: Sequence[Beginning], hardware: str) -> str:
     """The page."""
-    lengths = USUAL_LENGTHS
+    lengths, every = USUAL_LENGTHS, trials
+    trials = [t for t in every if t.paced == ROUND]
     usual = statistics.median(t.before.seconds for t in trials)
     others = [figures.others for t in trials for figures in (t.before, t.during)]
     most = max(len(t.during.rounds) for t in trials)
-    versions = Counter(t.version for t in trials)
+    versions = Counter(t.version for t in every)
     attacked = [t for t in trials if t.attack != NOTHING.word]
     left_alone = [t for t in trials if t.attack == NOTHING.word]
     head = HEAD.format(
-        **{"trials": len(trials), "hardware": hardware, "seconds": usual, "usual": USUAL},
+        **{"trials": len(every), "hardware": hardware, "seconds": usual, "usual": USUAL},
         **{
             "before": lengths.before,
             "during": lengths.during,
@@ -129,6 +140,7 @@ def page(trials: Sequence[Trial], begun: Sequence[Beginning], hardware: str) -> 
             if (of := [t for t in trials if t.attack == attack.word])
         ]
         parts += [title, "\n".join([COLUMNS, "|---|---|---|---|---|---|", *rows]) + "\n"]
+    parts.append(_in_long_rounds([t for t in every if t.paced != ROUND]))
     made = {t.attack for t in trials} | {b.first for b in begun}
     parts += [_beginnings(begun), _notes([each for each in (*ATTACKS, *BEGINNINGS) if each.word in made])]
     return "\n".join(part.strip("\n") + "\n" for part in parts if part)
@@ -201,19 +213,47 @@ def _calls(trials: Sequence[Trial], every: Sequence[Trial]) -> str:
 
 def _row(attack: Attack, trials: Sequence[Trial], every: Sequence[Trial]) -> str:
     latest = trials[-1]
-    harmed = sorted({harm for t in trials for harm in t.harmed if not harm.endswith(CHANCE)})
     longest = max(max(t.during.rounds) for t in trials)
     slow = f"{_places(latest.slow)}; {longest:.1f} s" if any(t.slow for t in trials) else "none"
     name, least, most = max((growth(t) for t in trials), key=lambda found: found[2] - found[1])
     cells = (
         attack.sentence,
-        latest.ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else ""),
+        _ended(trials),
         _change(trials, every, lambda f: f.seconds, 1, 2),
         slow,
         _calls(trials, every),
         _bold(f"{name}: {least / 1e6:.0f} -> {most / 1e6:.0f}", most - least > MEMORY_BOUND),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _in_long_rounds(trials: Sequence[Trial]) -> str:
+    """The table of attacks where rounds are long, where there are such."""
+    if not trials:
+        return ""
+    by = {attack: [t for t in trials if t.attack == attack.word] for attack in ATTACKS}
+    rows = [_long_row(attack, of, trials) for attack, of in by.items() if of]
+    seconds = statistics.median(t.before.seconds for t in trials)
+    head = LONG_HEAD.format(seconds=seconds, before=LONG_LENGTHS.before, during=LONG_LENGTHS.during)
+    return head + "\n".join(rows)
+
+
+def _long_row(attack: Attack, trials: Sequence[Trial], every: Sequence[Trial]) -> str:
+    longest = max(max(t.during.rounds) for t in trials)
+    times = max(max(t.during.rounds) / t.before.seconds for t in trials)
+    cells = (
+        attack.sentence,
+        _ended(trials),
+        _change(trials, every, lambda f: f.seconds, 1, 1),
+        _bold(f"{longest:.1f} ({times:.2f})", times > USUAL),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _ended(trials: Sequence[Trial]) -> str:
+    """What became of the latest, and what was held against honest members in any of them."""
+    harmed = sorted({harm for t in trials for harm in t.harmed if not harm.endswith(CHANCE)})
+    return trials[-1].ended + (f"; **of honest members: {', '.join(harmed)}**" if harmed else "")
 
 
 def _beginnings(begun: Sequence[Beginning]) -> str:
