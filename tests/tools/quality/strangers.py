@@ -297,11 +297,11 @@ shows the same of a run of your own:
     atoll simulate demo --nodes 8 --out sim --liars 1 --liar flip:10 --defence off
 
 **Off** is a plain weighted mean of what is sent. **On** is what a run does: deltas are clipped to the median of
-the members' norms (`outer.clip`), no weight is above 1.5 times the median, and sealed chunks are audited by two
-others before the commit (1.3 a round on average, drawn by the run's seed). Who sends what is unlike all others in length, or in
-its direction to the last round's merged delta, is struck; strikes halve in 20 rounds, and six in a row put a
-member into quarantine, where it trains on and its work is not taken. Who is found to seal something else than its
-inputs come to is banned, and its chunks are made anew before anything is applied.
+the members' norms (`outer.clip`), no weight is above 1.5 times the median, and sealed chunks are audited, by two
+members each, before the commit (1.3 a round on average, drawn by the run's seed). Who sends what is unlike all
+others in length, or in its direction to the last round's merged delta, is struck; strikes halve in 20 rounds, and
+six in a row put a member into quarantine, where it trains on and its work is not taken. Who is found to seal
+something else than its inputs come to is banned, and its chunks are made anew before anything is applied.
 
 Figures are percents of the final loss above that of the same seed without liars and with the defence: means over
 the seeds, in brackets the least and the largest. The bars are on the means: 2 % with one liar of eight, 5 % with
