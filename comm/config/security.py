@@ -36,8 +36,9 @@ class SecurityConfig:
 
     tls: TlsMode = TlsMode.AUTO  # between nodes and coordinator, and between nodes
     weight_bound: float = 1.5  # median weights that a member's delta counts at most; 0: no limit
-    # Sealed chunks of a round that two other members recompute before its commit, on average; 0: nor are contributions
-    # signed. auto: enough to find one lying owner of 8 within 20 rounds, if three members can be dialled.
+    # Sealed chunks of a round that two other members recompute before its commit, on average; 0: nor are
+    # contributions signed. auto: enough to find one lying owner of 8 within 20 rounds, if three members can be
+    # dialled.
     audit: str = "auto"
     # whether a delta that is unlike the others of its round, by its length or by its direction along that of an
     # earlier round, is held against its node; with outer.clip alone

@@ -6,12 +6,12 @@
                              all able members recompute it --verdict--> it stands, or is void
 
 A draw follows from a nonce that no member knows, and from what was sealed: an owner cannot tell which of its
-chunks will be looked at, nor by whom. Two look at each, so that one that is in league with its owner hides nothing.
-What is longer than a merge can be is audited without a draw, by three.
-Auditors can be dialled and are not the owner. The commit waits for what was drawn; who does not answer in time is
-charged, and another is named in its place, with more time; for some rounds the silent one is named only where
-others are too few. How long an answer may take follows from what the round's exchange shows, so that a slow member
-has its time, and a silent one costs the round little.
+chunks will be looked at, nor by whom. Two look at each: one that is in league with its owner hides nothing. What
+is longer than a merge can be is audited without a draw, by three. Auditors can be dialled and are not the owner.
+The commit waits for what was drawn; who does not answer in time is charged, and another is named in its place,
+with more time; for some rounds the silent one is named only where others are too few. How long an answer may take
+follows from what the round's exchange shows, so that a slow member has its time, and a silent one costs the round
+little.
 
 What an auditor says counts by what others can see of it (`audit_voices`):
 

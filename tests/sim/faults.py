@@ -256,10 +256,16 @@ class Faults:
         node.say("is to leave once what it trained is committed")
         node.wish(node_ev.PartingAsked())
         if self._wishes.random() < 0.5:
-            name = node.place
-            self.undo_after(self._wishes.uniform(5, 20), lambda: self._up(name))
+            self.undo_after(self._wishes.uniform(5, 20), lambda: self._up_again(node))
         else:
             node.host.gone = True
+
+    def _up_again(self, node: "Node") -> None:
+        """Once this life has ended, which may wait for a commit."""
+        if node.alive:
+            self.world.engine.after(1.0, lambda: self._up_again(node))
+        else:
+            self._up(node.place)
 
     def _owned(self) -> "Node | None":
         living = [n for n in self.world.living if not n.stopped and not n.host.gone]
