@@ -13,7 +13,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.audit import DOUBTS, give_time_anew
+from atoll.coordinator.state_machine.audit import AUDITORS, DOUBTS, give_time_anew
 from atoll.coordinator.state_machine.state import Audit, fail_attempt
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
@@ -33,6 +33,18 @@ def test_an_owner_that_lies_is_banned_and_nothing_of_it_is_committed(lie: str) -
         assert world.convicted() == {N3} and world.charged() == {N3: {Offence.FORGED_SEAL}}
         assert N3 not in world.state.members.here
         assert not world.wrong()
+
+
+def test_a_chunk_that_is_drawn_is_looked_at_by_two_and_neither_owns_it() -> None:
+    looked_at = 0
+    for nonce in nonces(0, 20):
+        world = AuditWorld(nonce)
+        for event in list(world.due()):  # all owners seal
+            world.feed(event)
+        for audit in world.state.round.audits.values():
+            assert len(audit.named) == AUDITORS == 2 and audit.owner not in audit.named
+            looked_at += 1
+    assert looked_at > 10
 
 
 def test_who_seals_what_is_longer_than_any_delta_is_banned_though_nothing_is_drawn() -> None:

@@ -11,6 +11,13 @@ MACHINE, VOICES = C + "state_machine/audit.py", C + "state_machine/audit_voices.
 
 MUTATIONS = [
     Mutation(
+        "one member alone looks at a chunk that is drawn",
+        MACHINE,
+        "_open(state, c, AUDITORS, now)",
+        "_open(state, c, 1, now)",
+        AUDIT,
+    ),
+    Mutation(
         "what an auditor says counts by who is there when it arrives",
         MACHINE,
         "    voice = voice_of(audit, r.salt, event)\n",
