@@ -312,7 +312,12 @@ def blame(what: str, url: str, state_dir: Path | None, as_json: bool) -> None:
 
     from atoll.coordinator.monitor.blame import blame_lines, round_number, verdict_lines
 
-    found = _blame(what, url, state_dir)
+    found, number = _blame(what, url, state_dir), round_number(what)
+    missing = (
+        f"round {number} is not committed, or not on record any more" if number and found.seconds is None else ""
+    )
+    if missing and not found.verdicts and not found.decisions:
+        raise ConfigError(missing)
     if as_json:
         for each in found.verdicts:
             click.echo(json.dumps(msgspec.to_builtins(each)))
@@ -323,11 +328,8 @@ def blame(what: str, url: str, state_dir: Path | None, as_json: bool) -> None:
         say(line)
     if found.left_out:
         say(f"and {found.left_out} earlier: `atoll blame --state-dir DIR` on the coordinator's machine has all")
-    if (number := round_number(what)) and not found.verdicts:
-        if found.seconds is None:
-            say(f"round {number} is not committed, or not on record any more")
-            return
-        say(f"round {number} was as usual: {found.seconds:.1f} s")
+    if number and not found.verdicts:
+        say(missing or f"round {number} was as usual: {found.seconds:.1f} s")
     if found.decisions:
         return
     if not what or number:

@@ -8,7 +8,8 @@ member NAME... [WORD] [reached=6] [contributed=0.1] [sealed=] [complete=] [steps
                             (broke, silent, stalled, left, differed, out); missing: not in the commit; back
 broken NAME PEER / forged NAME PEER / differed NAME         who said so of whom; whose state was not the run's
 late NAME...                did not finish an attempt in its time
-account NAME [steps=] [computing=] [data=] [still=] [paused=] [away=] [clock=]      what it says of itself
+account NAME [steps=] [computing=] [data=] [still=] [paused=] [away=] [clock=]
+             [sent=] [received=] [limit_up=] [limit_down=]      what it says of itself
 incident NAME KIND [PEER] [age=1] [value=0]                                         and of what happened
 link NAME PEER [sent=1e6] [received=1e6] [busy=0.1] [usual=] [segments=1000] [resent=0] [rtt=0.02] [queue=0]
                [mute=0] [deaf=0]                                                    and of its paths
@@ -66,7 +67,8 @@ class Run:
             case "late":
                 self.seen = replace(seen, late=seen.late.union(map(self.node, words)))
             case "account":
-                self.account(words[0], **{k: int(v) if k == "steps" else v for k, v in numbers.items()})
+                whole = ("steps", "sent", "received")
+                self.account(words[0], **{k: int(v) if k in whole else v for k, v in numbers.items()})
             case "incident":
                 kind, peer = IncidentKind[words[1].upper()], self.node(words[2]) if words[2:] else None
                 happened = Incident(kind, numbers.get("age", 1.0), peer, numbers.get("value", 0.0))

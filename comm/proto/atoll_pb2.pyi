@@ -771,6 +771,10 @@ class RoundAccount(_message.Message):
     CLOCK_FIELD_NUMBER: _builtins.int
     INCIDENTS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    LIMIT_UP_FIELD_NUMBER: _builtins.int
+    LIMIT_DOWN_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """inner steps"""
     computing: _builtins.float
@@ -784,6 +788,13 @@ class RoundAccount(_message.Message):
     """the longest time in which the coordinator did not answer"""
     clock: _builtins.float
     """that the machine's clock is ahead of the coordinator's; 0: as far as can be told it is right"""
+    sent: _builtins.int
+    """bytes that reached other members, all of them"""
+    received: _builtins.int
+    limit_up: _builtins.float
+    """bytes a second that its owner lets it send; 0: no limit"""
+    limit_down: _builtins.float
+    """bytes a second that its owner lets it take in; 0: no limit"""
     @_builtins.property
     def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Incident]: ...
     @_builtins.property
@@ -802,10 +813,14 @@ class RoundAccount(_message.Message):
         clock: _builtins.float = ...,
         incidents: _abc.Iterable[Global___Incident] | None = ...,
         links: _abc.Iterable[Global___LinkAccount] | None = ...,
+        sent: _builtins.int = ...,
+        received: _builtins.int = ...,
+        limit_up: _builtins.float = ...,
+        limit_down: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "clock", b"clock", "computing", b"computing", "data", b"data", "incidents", b"incidents", "links", b"links", "paused", b"paused", "steps", b"steps", "still", b"still"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "clock", b"clock", "computing", b"computing", "data", b"data", "incidents", b"incidents", "limit_down", b"limit_down", "limit_up", b"limit_up", "links", b"links", "paused", b"paused", "received", b"received", "sent", b"sent", "steps", b"steps", "still", b"still"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,6 +194,11 @@ class DataPlane:
             if limiter.rate != rate:
                 limiter.change(rate)
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Bytes a second that it may send, and take in; 0: as much as there is."""
+        return self._up.rate, self._down.rate
+
     def budget(self, room: Callable[[], float] | None) -> None:
         """Let no more bytes through, up and down together, than `room` says at each moment; None: there is no such
         limit. While it says 0 nobody is let in who dials."""

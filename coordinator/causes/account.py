@@ -63,6 +63,10 @@ class Account:
     )
     incidents: tuple[Incident, ...] = ()
     links: tuple[LinkAccount, ...] = ()
+    sent: int = 0  # bytes that reached other members, all of them
+    received: int = 0  # bytes that came from them
+    limit_up: float = 0.0  # bytes a second that its owner lets it send; 0: no limit
+    limit_down: float = 0.0  # bytes a second that its owner lets it take in; 0: no limit
 
     def had(self, *kinds: IncidentKind) -> Incident | None:
         """The latest incident of one of these kinds; None: there was none."""

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     TRAINER_DIED = "trainer died"  # not of a lack of memory
     DISK_FAILED = "disk failed"
     PAUSED = "paused"  # as its owner wants
+    LIMITED = "limited"  # no more of its link is for the exchange, as its owner wants
     LEFT = "left"
     PUT_OUT = "put out"
     UNKNOWN = "unknown"

@@ -89,12 +89,19 @@ class Observations:
         return max(self.total - self.usual_total, 0.0)
 
     @property
+    def exchange(self) -> float:
+        """Seconds from the plan to the commit."""
+        return self.seconds.get("reduce", 0.0) + self.seconds.get("commit", 0.0)
+
+    @property
+    def usual_exchange(self) -> float:
+        """The same in the rounds before; 0: not known."""
+        return self.usual.get("reduce", 0.0) + self.usual.get("commit", 0.0)
+
+    @property
     def exchange_excess(self) -> float:
-        """The same, of the time from the plan to the commit: by what was usual, and by the plan where it had
-        more."""
-        took = self.seconds.get("reduce", 0.0) + self.seconds.get("commit", 0.0)
-        usual = self.usual.get("reduce", 0.0) + self.usual.get("commit", 0.0)
-        return max(took - max(usual, self.predicted), 0.0)
+        """Seconds that the exchange took longer: than usual, and than by the plan where it had more."""
+        return max(self.exchange - max(self.usual_exchange, self.predicted), 0.0)
 
     def name(self, node: NodeId | None) -> str:
         """The node's name; its id where it took no part."""

@@ -18,6 +18,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.incidents import IncidentKind
 from atoll.coordinator.causes.account import LinkAccount
 from atoll.coordinator.causes.explanation import Confidence, Explanation, Kind, Weight
+from atoll.coordinator.causes.limits import MIN_SLOW_SECONDS, holds_back, mbit
 from atoll.coordinator.causes.observations import GONE, Observations, Standing
 
 Path = tuple[NodeId, NodeId]  # from, to
@@ -28,7 +29,6 @@ LOSSY_SHARE, LOSSY_SEGMENTS = 0.01, 4  # segments that were sent again: of all t
 LONG_QUEUE_SECONDS = 0.08  # of a path whose losses are those of a full queue: so much longer are its round trips
 SLOW_RATE = 0.5  # times the usual rate: a path that carries less is slow
 SLOW_AMONG_OTHERS = 0.25  # times the others' rate, where a path's usual one is not known
-MIN_SLOW_SECONDS = 0.4  # that a path took longer than it would have: less is its ordinary unrest
 COMMON_SHARE = 0.6  # of a node's paths that must be alike for its own link to be to blame
 
 
@@ -211,8 +211,9 @@ def _is_lossy(link: LinkAccount) -> bool:
 
 
 def _slow_paths(seen: Observations) -> Iterator[tuple[Path, tuple[LinkAccount, float]]]:
-    """The paths that carried less than they usually do, or than the others, and the seconds that this took."""
-    found = list(_links(seen))
+    """The paths that carried less than they usually do, or than the others, and the seconds that this took; not
+    those that were given no more, as the owner of either end limits it."""
+    found = [(path, link) for path, link in _links(seen) if not holds_back(seen, *path)]
     rates = {path: link.rate for path, link in found if link.rate}
     for path, link in found:
         others = [rate for other, rate in rates.items() if other != path]
@@ -263,8 +264,8 @@ def _said(
         where = f"the link of {name}, {'up' if out else 'down'},"
     if kind is Kind.PACKET_LOSS:
         return f"{where} loses packets: {100 * worst.lost:.1f} % had to be sent again"
-    usual = f", usually {_mbit(worst.usual)}" if worst.usual else ""
-    return f"{where} is slow: it carried {_mbit(worst.rate)}{usual}"
+    usual = f", usually {mbit(worst.usual)}" if worst.usual else ""
+    return f"{where} is slow: it carried {mbit(worst.rate)}{usual}"
 
 
 def _figures(link: LinkAccount) -> tuple[tuple[str, str], ...]:
@@ -278,10 +279,6 @@ def _figures(link: LinkAccount) -> tuple[tuple[str, str], ...]:
         ("round trip, ms", f"{1e3 * link.rtt:.1f}"),
         ("queue, ms", f"{1e3 * link.queue:.1f}"),
     )
-
-
-def _mbit(rate: float) -> str:
-    return f"{8e-6 * rate:.3g} Mbit/s"
 
 
 # Ends

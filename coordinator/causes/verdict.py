@@ -1,8 +1,9 @@
 """The verdict on a slow or failed round: what was to blame, with a name. Pure.
 
-Each rule (`trainers`, `paths`, `machines`) tells what it finds and how many seconds of the round that explains;
-`explanation.choose` says which is to blame. What else was found is told beside it. Nobody is charged for a verdict
-(`state_machine.conduct` charges, on evidence of its own): it is for people, and how it is known is said with it.
+Each rule (`trainers`, `paths`, `limits`, `machines`) tells what it finds and how many seconds of the round that
+explains; `explanation.choose` says which is to blame. What else was found is told beside it. Nobody is charged for
+a verdict (`state_machine.conduct` charges, on evidence of its own): it is for people, and how it is known is said
+with it.
 """
 
 from atoll.coordinator.causes.explanation import (
@@ -15,13 +16,14 @@ from atoll.coordinator.causes.explanation import (
     choose,
     verdict_of,
 )
+from atoll.coordinator.causes.limits import by_limits
 from atoll.coordinator.causes.machines import by_clocks, by_coordinator, by_disks, by_states
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.causes.paths import by_exchange, by_paths
 from atoll.coordinator.causes.slowness import SLOW_TIMES
 from atoll.coordinator.causes.trainers import by_all, by_members, by_pauses
 
-RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_exchange, by_disks, by_clocks)
+RULES = (by_coordinator, by_states, by_members, by_all, by_paths, by_limits, by_exchange, by_disks, by_clocks)
 
 
 def verdict(seen: Observations) -> Verdict | None:

@@ -52,7 +52,8 @@ PROGRESS_TIMEOUT = 120.0  # seconds without a step or a commit
 JOIN_TIMEOUT = 300.0  # seconds from the late node's start until it has contributed to a round
 LEAVE_TIMEOUT = 20.0  # seconds; a daemon's time to end after the run did
 STOP_TIMEOUT = 45.0  # seconds; the coordinator's, wandb's flush included
-SESSION = "session"  # file of a node's state directory with which it would come back
+# Files of a node's state directory: with which it would come back, and that names its trainer's socket.
+SESSION, TRAINER_SPEC = "session", "trainer.json"
 MARK_VARIABLE = "ATOLL_DEMO"  # in the environment of everything a demo starts
 
 
@@ -361,13 +362,17 @@ class DemoProcesses:
 
     def kill(self, name: str) -> None:
         """SIGKILL for a daemon and all that it started, as when a machine loses its power. It never comes back, so
-        the node that joins clears away what it left in memory."""
+        the node that joins clears away what it left in memory; and nobody its socket, outside of its folder."""
         daemon = psutil.Process(self.processes[name].pid)
         for process in (daemon, *daemon.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.processes.pop(name).wait()
         (self.out / name / SESSION).unlink(missing_ok=True)
+        with suppress(OSError):
+            channel = Path(json.loads((self.out / name / TRAINER_SPEC).read_text())["channel"])
+            channel.unlink(missing_ok=True)
+            channel.parent.rmdir()
 
     def dismiss(self) -> None:
         """End the processes after the run: the daemons end by themselves, then the coordinator is told to. Raises

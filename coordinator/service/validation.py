@@ -154,6 +154,10 @@ class Report:
             _within("clock", m.clock, -MAX_CLOCK_SECONDS, MAX_CLOCK_SECONDS),
             tuple(incident for incident in told if incident is not None),
             tuple(map(_link, m.links[:MAX_LINKS])),
+            min(m.sent, MAX_BYTES),
+            min(m.received, MAX_BYTES),
+            _rate("limit_up", m.limit_up),
+            _rate("limit_down", m.limit_down),
         )
         return ev.RoundAccounted(self.node, self.life, self.fence.round, account)
 

@@ -1,5 +1,5 @@
 """A node's account of a round, which it gives when the coordinator asks for it: from its ring of incidents, its
-book of rounds, its tallies of paths, its clock, and what is wrong with it now."""
+book of rounds, its tallies of paths, its clock, its owner's limits, and what is wrong with it now."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +25,8 @@ class Accountant:
         self.ring, self.book = EventRing(), RoundBook()
         self._tallies, self._clock, self._away = tallies, clock, away
         self.conditions: Callable[[], Iterable[IncidentKind]] = tuple  # what is wrong with the node now
+        # Bytes a second that its owner lets it send, and take in; 0: no limit.
+        self.limits: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self._accounted: set[tuple[str, int]] = set()  # by session
 
     def record(self, kind: IncidentKind, peer: NodeId | None = None, value: float = 0.0) -> None:
@@ -64,6 +66,9 @@ class Accountant:
         tallies = self._tallies.rounds.get(Round(round_), {})
         for node in oddest(tallies, self._tallies.usual):
             account.links.append(_link(node, tallies[node], self._tallies.usual.get(node, 0.0)))
+        account.sent = sum(max(tally.sent, 0) for tally in tallies.values())
+        account.received = sum(max(tally.received, 0) for tally in tallies.values())
+        account.limit_up, account.limit_down = self.limits()
         return account
 
     def _lasting(self) -> list[IncidentKind]:

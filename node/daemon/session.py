@@ -74,6 +74,7 @@ class CoordinatorSession:
         self.accountant = Accountant(
             plane.peers.estimator.tallies, self.control.clock, self.control.longest_outage
         )
+        self.accountant.limits = lambda: plane.limits
         self.reports.remember = self.accountant.record
         self.me = NodeId("")
         self.address = ""  # at which peers dial this node, as the coordinator tells them

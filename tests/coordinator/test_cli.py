@@ -123,7 +123,9 @@ def test_blame_prints_the_evidence_against_a_node_or_in_a_round(folder: str) -> 
 
     assert numbers() == [1, 2, 3]
     assert numbers("n1") == [1, 3] and numbers("name of n2") == [2] and numbers("5") == [2, 3]
-    assert numbers(f"02{2:062x}") == [2] and numbers("02") == [] and numbers("n3") == []
+    assert numbers(f"02{2:062x}") == [2] and numbers("n3") == []
+    with pytest.raises(ConfigError, match="round 2 is not committed"):
+        numbers("02")  # too short for a key
     first = json.loads(operator(cli.blame, "n1", "--state-dir", folder, "--json").splitlines()[0])
     assert first["evidence"]["offence"] == "late" and first["evidence"]["by"] == "n9" and first["at"] == 1e9
     text = operator(cli.blame, "n2", "--state-dir", folder)
@@ -167,7 +169,9 @@ def test_blame_says_who_was_to_blame_for_a_round(tmp_path: Path) -> None:
         assert part in text
     assert "slow link: ada to bo (one member says so)" in operator(cli.blame, "3", "--state-dir", str(tmp_path))
     assert "round 1 was as usual" in operator(cli.blame, "1", "--state-dir", str(tmp_path))
-    assert "round 9 is not committed" in operator(cli.blame, "9", "--state-dir", str(tmp_path))
+    for options in ((), ("--json",)):
+        said = CliRunner().invoke(cli.blame, ["9", "--state-dir", str(tmp_path), *options])
+        assert isinstance(said.exception, ConfigError) and "round 9 is not committed" in str(said.exception)
 
 
 def test_blame_reads_the_run_that_status_shows_and_says_which(

@@ -328,6 +328,7 @@ def _account() -> pb.RoundAccount:
         account.incidents.add(kind=kind, age=1.0, node_id="n2" if kind % 2 else "", value=kind)
     figures = {"busy": 1.0, "usual": 1e6, "rtt": 0.1, "queue": 0.1, "mute": 6.0, "deaf": 1.0}
     account.links.add(node_id="n3", sent=10**6, received=10**6, segments=1000, resent=100, **figures)
+    account.sent, account.received, account.limit_up, account.limit_down = 10**6, 10**6, 1e5, 1e5
     return account
 
 

@@ -31,6 +31,7 @@ ACCOUNTS = st.builds(
     *(COUNTS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS | st.just(-1e10)),
     st.lists(INCIDENTS, max_size=4).map(tuple),
     st.lists(LINKS, max_size=4).map(tuple),
+    *(COUNTS, COUNTS, SECONDS | st.just(1e15), SECONDS | st.just(1e15)),
 )
 MEMBERS = st.builds(
     MemberSeen,

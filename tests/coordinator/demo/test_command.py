@@ -1,5 +1,8 @@
 """When a demo kills and joins nodes, and which folders it writes to."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,20 @@ def test_every_node_logs_at_the_level_that_was_asked_for(tmp_path: Path, monkeyp
     command.DemoProcesses(tmp_path, "debug").join("ada", "atoll://token@127.0.0.1:1/demo")
     (arguments,) = started
     assert arguments[arguments.index("--log-level") + 1] == "debug"
+
+
+def test_of_a_node_that_is_killed_nothing_is_left_outside_of_the_demos_folder(tmp_path: Path) -> None:
+    spec, socket = tmp_path / "ada" / "trainer.json", tmp_path / "atoll-tmp" / "trainer.sock"
+    for folder in (spec.parent, socket.parent):
+        folder.mkdir()
+    socket.touch()
+    spec.write_text(json.dumps({"channel": str(socket)}))
+    for _ in range(2):  # with what it wrote for its trainer, and before it did
+        fleet = command.DemoProcesses(tmp_path, "info")
+        fleet.processes["ada"] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        fleet.kill("ada")
+        assert not socket.parent.exists()
+        spec.unlink(missing_ok=True)
 
 
 def test_a_folder_with_anything_but_a_demos_files_is_refused_and_left_alone(tmp_path: Path) -> None:

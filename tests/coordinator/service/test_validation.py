@@ -77,6 +77,7 @@ def test_every_report_becomes_its_event() -> None:
     assert event(replay_reported=replay) == ev.ReplayReported(*said, likeness, (likeness,) * 16)
     assert event(replay_reported=pb.ReplayReported(node_id="n3", shown=True)) == ev.ReplayReported(*said)
     told_of = pb.RoundAccount(steps=3, computing=1.5, data=0.5, still=2.0, paused=4.0, away=8.0, clock=-0.25)
+    told_of.sent, told_of.received, told_of.limit_up, told_of.limit_down = 5, 1 << 60, 125_000, 0.5
     told_of.incidents.add(kind=10, age=1.5, node_id="n2", value=-9)
     told_of.incidents.add(kind=31)  # of a newer version
     link = {"busy": 0.5, "usual": 8.0, "rtt": 0.25, "queue": 0.125, "mute": 3.0, "deaf": 1.0}
@@ -84,7 +85,7 @@ def test_every_report_becomes_its_event() -> None:
         told_of.links.add(node_id="n3", sent=1, received=2, segments=4, resent=1 << 60, **link)
     lost_one = Incident(IncidentKind.STATE_DIFFERED, 1.5, NodeId("n2"), -9.0)
     path = LinkAccount(NodeId("n3"), 1, 2, 0.5, 8.0, 4, 1 << 50, 0.25, 0.125, 3.0, 1.0)
-    account = Account(3, 1.5, 0.5, 2.0, 4.0, 8.0, -0.25, (lost_one,), (path,) * 16)
+    account = Account(3, 1.5, 0.5, 2.0, 4.0, 8.0, -0.25, (lost_one,), (path,) * 16, 5, 1 << 50, 125_000)
     assert event(round_account=told_of) == ev.RoundAccounted(ADA, 7, 4, account)
 
 
@@ -153,6 +154,8 @@ def sealed(**terms: Any) -> pb.ChunksSealed:
         {"round_account": pb.RoundAccount(still=-1.0)},
         {"round_account": pb.RoundAccount(data=math.nan)},
         {"round_account": pb.RoundAccount(clock=math.inf)},
+        {"round_account": pb.RoundAccount(limit_up=-1.0)},
+        {"round_account": pb.RoundAccount(limit_down=math.inf)},
         {"round_account": pb.RoundAccount(incidents=[pb.Incident(kind=1, age=-1.0)])},
         {"round_account": pb.RoundAccount(incidents=[pb.Incident(kind=1, value=math.nan)])},
         {"round_account": pb.RoundAccount(incidents=[pb.Incident(kind=1, node_id="ghost")])},

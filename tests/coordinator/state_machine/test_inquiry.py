@@ -61,6 +61,8 @@ def test_whatever_a_member_tells_of_a_round_nothing_follows_but_its_verdict() ->
         still=1e6,
         incidents=tuple(Incident(kind, 0.0, bo, 1.0) for kind in IncidentKind),
         links=(LinkAccount(bo, 1, 1, 1e6, 1e9, 1000, 999, mute=1e6),),
+        sent=1 << 50,
+        limit_up=1.0,
     )
     before = run.state
     run.feed(ev.RoundAccounted(run.node("ada"), 1, 1, lie))

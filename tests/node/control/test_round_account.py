@@ -179,6 +179,20 @@ def test_who_has_thousands_of_peers_and_incidents_tells_of_a_few() -> None:
     assert told.ByteSize() < 1500
 
 
+def test_an_account_has_all_that_was_exchanged_and_what_its_owner_lets_through_now() -> None:
+    """The upload of an owner goes on after its node has all; and of many paths some are told of."""
+    tallies = PathTallies()
+    tallies.begin(Round(7))
+    tallies.rounds[Round(7)] = {NodeId(f"n{k}"): PathTally(sent=1000, received=10) for k in range(MAX_LINKS + 4)}
+    node = accountant(tallies)
+    told = node.account(7, 300.0)
+    assert (told.sent, told.received) == (1000 * (MAX_LINKS + 4), 10 * (MAX_LINKS + 4))
+    assert (told.limit_up, told.limit_down) == (0, 0)
+    node.limits = lambda: (125_000.0, 250_000.0)
+    told = node.account(7, 300.0)
+    assert (told.limit_up, told.limit_down) == (125_000, 250_000)
+
+
 def test_the_kinds_of_a_round_are_told_as_bits() -> None:
     node = accountant()
     assert node.incidents() == 0

@@ -67,10 +67,13 @@ def test_a_node_accounts_for_a_round_once_when_it_is_asked(
         ) as member:
             monkeypatch.setattr(member.control, "watch", watch)
             monkeypatch.setattr(member.control, "report", lambda report, more=False: told.append(report))
+            member.plane.limit(125_000, 250_000)
             member.accountant.record(IncidentKind.STATE_CHANGED, value=2)
             async for _ in member.views():
                 pass
         assert [r.fence.round for r in told] == [7, 8]
         assert [[i.kind for i in r.round_account.incidents] for r in told] == [[], [IncidentKind.STATE_CHANGED]]
+        limits = [(r.round_account.limit_up, r.round_account.limit_down) for r in told]
+        assert limits == [(125_000, 250_000)] * 2, "the owner's, as they are now"
 
     asyncio.run(body())

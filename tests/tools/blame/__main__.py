@@ -1,4 +1,4 @@
-"""Who is named when something goes wrong: thirteen kinds of harm, done to a run of real processes in network
+"""Who is named when something goes wrong: fourteen kinds of harm, done to a run of real processes in network
 namespaces, several times each. Prints a table, and writes it where it is told. Needs root, for the namespaces.
 
     python -m blame [--times N] [--kinds dead,clock] [--out docs/blame.jsonl] [--keep FOLDER]

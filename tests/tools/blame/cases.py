@@ -71,6 +71,14 @@ def slow_link(fleet: Fleet, repetition: int) -> Harm:
             fleet.wan.set(NUMBER[CY], down=100)
 
 
+def limited(fleet: Fleet, repetition: int) -> Harm:
+    """A node's owner lets it send, or take in, a hundredth of what its link carries."""
+    way = ("upload", "download")[repetition % 2]
+    fleet.limit(CY, f"{way}=1")
+    yield Culprit(CY)
+    fleet.limit(CY, f"{way}=")
+
+
 def one_way_partition(fleet: Fleet, repetition: int) -> Harm:
     """What one node sends to another is lost, and nothing else."""
     a, b = ((ADA, BO), (BO, ADA), (CY, BO))[repetition % 3]
@@ -148,6 +156,7 @@ CASES: dict[Kind, Case] = {
     Kind.DISK_FULL: disk_full,
     Kind.SLOW_COMPUTE: slow_compute,
     Kind.SLOW_LINK: slow_link,
+    Kind.LIMITED: limited,
     Kind.PACKET_LOSS: packet_loss,
     Kind.SLOW_DATA_STORE: slow_data_store,
     Kind.HUNG_TRAINER: hung_trainer,

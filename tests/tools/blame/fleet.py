@@ -125,14 +125,28 @@ class Fleet(Run):
         filled."""
         number = NAMES.index(name) + 1
         settings = [f"cache={CACHE_BYTES / 1e9:.9f}", "device=cpu"]
-        where = self.disk if name == NAMES[2] else self.folder
         if name == NAMES[0]:
             settings.append("durable=false")
         program = CLOCK.format(flag=str(self.clock_flag)) if name == NAMES[1] else ""
         python = [sys.executable, "-P", "-c", program] if program else ATOLL
-        state = ("--state-dir", str(where / name), "--listen", f"{self.wan.host(number)}:0", "--name", name)
+        state = (
+            "--state-dir",
+            str(self.state_dir(name)),
+            "--listen",
+            f"{self.wan.host(number)}:0",
+            "--name",
+            name,
+        )
         command = [*self.wan.prefix(number), *python, "node", "join", self.url, *state, "threads=1", *settings]
         self.nodes[name] = self.spawn(f"{name}.log", command, PACED)
+
+    def state_dir(self, name: str) -> Path:
+        return (self.disk if name == NAMES[2] else self.folder) / name
+
+    def limit(self, name: str, setting: str) -> None:
+        """Have the node's owner set a limit, or take it back, while it runs."""
+        where = ("--state-dir", str(self.state_dir(name)))
+        subprocess.run([*ATOLL, "node", "limits", setting, *where], check=True, capture_output=True)
 
     def get(self, path: str) -> Any:
         return self._inside.call(lambda: super(Fleet, self).get(path))
