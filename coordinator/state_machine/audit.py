@@ -401,7 +401,8 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     accused = max(accusers, key=lambda p: len(accusers[p]), default=-1)
     if accused >= 0 and len(accusers[accused]) >= len(of[VoiceKind.OTHER]) + len(of[VoiceKind.RELAY]):
         others = [n for n in voices if n != state.round.ledger.entries[accused].node]
-        return _without(state, audit, accused, 2 * len(accusers[accused]) > len(others), now, out)
+        most = enough and 2 * len(accusers[accused]) > len(others)
+        return _without(state, audit, accused, most, now, out)
     why = f"the members that audited chunk {c} do not agree"
     return _void(state, audit, why, now, out, doubted=True)
 

@@ -273,6 +273,20 @@ def test_an_auditor_that_slanders_a_contributor_harms_nobody() -> None:
         assert world.state.pending is not None and world.state.pending.attempts == 1
 
 
+def test_of_three_members_one_word_charges_nobody_that_it_says_shows_nothing() -> None:
+    """Not the other auditor either, which does not speak of itself."""
+    world = AuditWorld(b"nonce", count=3, audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    audit = next(a for a in world.state.round.audits.values() if a.owner != N3)
+    (fellow,) = audit.named.keys() - {N3}
+    for node in (fellow, N3):
+        said = world.finding(node, audit)
+        world.feed(said if node == fellow else replace(said, digest=b"", silent=(world.place(fellow),)))
+    world.feed(ev.Tick())
+    assert world.state.round.number == 1 and not world.decisions
+
+
 def test_an_auditor_that_does_not_answer_is_charged_and_another_one_named() -> None:
     for world in caught_at_once(liar(3, "mute")):
         assert world.charged() == {N3: {Offence.SILENT}}
