@@ -29,6 +29,7 @@ anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
 from atoll.comm.bitmap import places
 from atoll.comm.digest import digest
@@ -44,7 +45,14 @@ from atoll.coordinator.state_machine.audit_voices import (
     two_receipts,
     voice_of,
 )
-from atoll.coordinator.state_machine.conduct import charge, identity, may_own, strike_part
+from atoll.coordinator.state_machine.conduct import (
+    charge,
+    identity,
+    lend_time,
+    may_own,
+    owes_time,
+    strike_part,
+)
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
 from atoll.coordinator.state_machine.state import (
     Audit,
@@ -226,15 +234,24 @@ def _name(state: State, audit: Audit, count: int, now: float) -> Audit:
     links are too slow for it, only as many as a conviction needs."""
     able = _able(state) - {audit.owner} - audit.silent - audit.named.keys()
     by_lot = sorted(able, key=lambda n: _lot(state, b"auditor", audit.chunk, n))
-    unlikely = [n for n in by_lot if _was_silent(state, n) or _is_too_slow(state, audit, n)]
+    unlikely = [n for n in by_lot if _is_unlikely(state, audit, n)]
     chosen = [n for n in by_lot if n not in unlikely][: max(count - len(audit.named), 0)]
-    chosen += unlikely[: max(min(count, MIN_VOICES) - len(audit.named) - len(chosen), 0)]
-    return replace(audit, named=audit.named | dict.fromkeys(chosen, _until(state, audit, now)))
+    least = 1 if count == AUDITORS and len(_able(state) - {audit.owner}) < MIN_VOICES else MIN_VOICES
+    chosen += unlikely[: max(min(count, least) - len(audit.named) - len(chosen), 0)]
+    return _asked(state, audit, chosen, now)
 
 
-def _until(state: State, audit: Audit, now: float) -> float:
-    """When who is named now is late. Where the coordinator was away, some have yet to come back."""
-    return max(now, state.round.patient_until) + audit.seconds + REPORT_SECONDS
+def _asked(state: State, audit: Audit, nodes: Iterable[NodeId], now: float) -> Audit:
+    """The audit with these to answer it, who have their time from now on; where the coordinator was away, from
+    when all had time to come back."""
+    begun = max(now, state.round.patient_until)
+    named = audit.named | dict.fromkeys(nodes, begun + audit.seconds + REPORT_SECONDS)
+    return replace(audit, named=named, asked=audit.asked | dict.fromkeys(nodes, begun))
+
+
+def _is_unlikely(state: State, audit: Audit, node: NodeId) -> bool:
+    """Whether others are to be asked rather: the node is likely to be late, or owes the others time."""
+    return owes_time(state, node) or _was_silent(state, node) or _is_too_slow(state, audit, node)
 
 
 def _was_silent(state: State, node: NodeId) -> bool:
@@ -273,6 +290,8 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
         return state
     if not _stands(r, audit):
         return state
+    state = _lend(state, audit, event.node, now)
+    audit = replace(audit, took=(*audit.took, now - audit.asked.get(event.node, now)))
     if event.digest == audit.digest:
         return _put(state, replace(audit, voices=audit.voices | {event.node: event}))
     voice = voice_of(audit, r.salt, event)
@@ -302,8 +321,7 @@ def give_time_anew(state: State, now: float) -> State:
     or no attempt was in force, without which no view names an audit."""
     audits = dict[int, Audit]()
     for c, audit in state.round.audits.items():
-        anew = dict.fromkeys(audit.named.keys() - audit.voices.keys(), _until(state, audit, now))
-        audits[c] = replace(audit, named=audit.named | anew)
+        audits[c] = _asked(state, audit, audit.named.keys() - audit.voices.keys(), now)
     return with_round(state, replace(state.round, audits=audits)) if audits else state
 
 
@@ -313,6 +331,13 @@ def advance(state: State, now: float, out: list[Effect]) -> State:
         if state.round.audits.get(audit.chunk) is audit:
             state = _advance(state, audit, now, out)
     return state
+
+
+def _lend(state: State, audit: Audit, node: NodeId, now: float) -> State:
+    """Have an auditor that has answered now, or never will, owe the time for which it was waited for, beyond twice
+    what the others took; where it is the first, beyond what anybody has."""
+    beyond = 2 * median(audit.took) if audit.took else MIN_SECONDS
+    return lend_time(state, node, now - audit.asked.get(node, now) - beyond)
 
 
 def _stands(r: RoundState, audit: Audit) -> bool:
@@ -335,8 +360,11 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     if gone or late:
         named = {n: until for n, until in audit.named.items() if n not in gone and n not in late}
         silent = audit.silent | gone | late
-        longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * audit.wanted else 1.0
+        missing = max(audit.wanted - len(audit.voices), 1)
+        longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * missing else 1.0
         waited, seconds = audit.seconds, min(longer * audit.seconds, state.config.rounds.reduce_timeout)
+        for node in sorted(gone | late, key=order):
+            state = _lend(state, audit, node, now)
         audit = replace(audit, named=named, silent=silent, seconds=seconds)
         state = _put(state, audit)
         for node in sorted(late, key=order):

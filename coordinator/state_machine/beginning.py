@@ -15,11 +15,14 @@ all machines (`RunConfig.remakes_beginning`), and all have made it and no two ag
 
 Whoever was asked has `MAX_STALLS` times `members.stall` in all, whatever progress its heartbeats tell: then
 another is asked as well, and the first two that agree are heard. Once one has made it, another is asked, too, in
-the place of who takes `MAX_TIMES` as long as that one did: else a member that only says that it makes progress
-would have the run begin so late. The slow one's word counts as ever, and while it may come nobody's alone does.
-`state_sync` takes the reports here.
+the place of who takes `MAX_TIMES` as long as that one did, and longer than that takes on a slow machine: else a
+member that only says that it makes progress would have the run begin so late. Each further one has twice the time:
+else one that lies about it at once would have so many asked, where all are slow, that its accomplice is among
+them. The slow one's word counts as ever, and while it may come nobody's alone does. Nobody is slow where they have
+to fetch what the run begins with, as some have that at hand. `state_sync` takes the reports here.
 """
 
+import math
 from collections.abc import Mapping
 
 from atoll.comm.ids import NodeId
@@ -41,7 +44,8 @@ from atoll.coordinator.state_machine.state import (
 
 MAX_CHECKERS = 2  # members that make at the same time what one alone had made
 MAX_STALLS = 6  # times members.stall that who makes state 0 may take in all before another is asked, too
-MAX_TIMES, MIN_PATIENCE = 3.0, 5.0  # times what who made it first took, and seconds at least, and it is slow
+# Times what who made it first took, which may be a lie, and seconds at least, and for each parameter: it is slow.
+MAX_TIMES, MIN_PATIENCE, PATIENCE_PER_PARAMETER = 3.0, 10.0, 1e-7
 
 
 def record_layout(state: State, node: NodeId, layout: RunLayout, out: list[Effect]) -> State:
@@ -169,8 +173,8 @@ def _ask(state: State, now: float, out: list[Effect]) -> State:
         return _named(state, digest, digest, out)
     pending = _pending(state, asked, now)
     words = [d for d in made.values() if d]
-    patience = max(MAX_TIMES * begun.took, MIN_PATIENCE)
-    prompt = [n for n in pending if not words or now - asked[n] <= patience]
+    patience = _patience(state)
+    prompt = [n for i, n in enumerate(pending) if not words or now - asked[n] <= patience * 2.0**i]
     more = 1 if len(words) > 1 and not prompt else 2 - len(words) - len(prompt)
     if more > 0 and (new := _able(state, first=not asked and not words)[:more]):
         return _with(state, replace(state.beginning, asked=asked | dict.fromkeys(new, now)))
@@ -182,6 +186,13 @@ def _ask(state: State, now: float, out: list[Effect]) -> State:
         return state
     out.append(Note(f"{state.names(made)} made different states 0, as may be on different machines"))
     return _named(state, words[0], words[0], out)
+
+
+def _patience(state: State) -> float:
+    """Seconds after which who makes state 0 is slow, once another has made it; the next has twice as many."""
+    if state.config.init_from or state.layout is None:
+        return math.inf
+    return max(MAX_TIMES * state.beginning.took, MIN_PATIENCE + PATIENCE_PER_PARAMETER * state.layout[0])
 
 
 def _able(state: State, first: bool) -> list[NodeId]:

@@ -98,6 +98,8 @@ class Audit(Struct, frozen=True, gc=False):
     seconds: float  # that an auditor has
     wanted: int  # auditors, as long as they find what was sealed
     named: dict[NodeId, float] = {}  # auditors; seconds: until when they may answer
+    asked: dict[NodeId, float] = {}  # since when they may, in seconds
+    took: tuple[float, ...] = ()  # seconds of the answers so far
     voices: dict[NodeId, AuditReported] = {}  # what they found
     silent: frozenset[NodeId] = frozenset()  # that were named, and found nothing
     wide: bool = False  # all able members are named

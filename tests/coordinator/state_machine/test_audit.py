@@ -11,6 +11,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.receipts import sign_input, sign_receipt
 from atoll.comm.replace import replace
 from atoll.coordinator.service.view import affected_nodes, view
+from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.audit import AUDITORS, DOUBTS, give_time_anew
@@ -399,8 +400,8 @@ def test_an_audit_is_what_it_was_when_the_coordinator_comes_back() -> None:
 
 
 def timeless(world: AuditWorld) -> list[Audit]:
-    """The audits under way, without the times until which they wait."""
-    return [replace(a, named=dict.fromkeys(a.named, 0.0)) for a in world.state.round.audits.values()]
+    """The audits under way, without the times since which they wait, and until which."""
+    return [replace(a, named=dict.fromkeys(a.named, 0.0), asked={}) for a in world.state.round.audits.values()]
 
 
 @pytest.mark.parametrize("event", [ev.Started(2, b"another nonce"), ev.HeardNobody(60.0)])
@@ -413,6 +414,59 @@ def test_an_auditor_has_its_time_anew_when_the_coordinator_was_away(event: ev.Ev
     world.feed(event)
     world.run()
     assert not world.decisions and not world.wrong()
+
+
+@pytest.mark.parametrize("how", ["it answers", "it falls silent", "its connection breaks"])
+def test_an_auditor_that_is_waited_for_owes_that_time_however_it_ends(how: str) -> None:
+    world = AuditWorld(b"0", audit="1000")
+    for event in list(world.due()):  # all owners seal
+        world.feed(event)
+    [audit, *_] = world.state.round.audits.values()
+    prompt, slow = audit.named
+    for each in list(world.state.round.audits.values()):
+        for node in each.named.keys() - {slow}:
+            world.feed(world.finding(node, each))
+    world.now = audit.named[slow] + (0.5 if how == "it falls silent" else -0.5)
+    ends = {
+        "it answers": world.finding(slow, audit),
+        "it falls silent": ev.Tick(),
+        "its connection breaks": ev.Disconnected(slow, 1),
+    }
+    world.feed(ends[how])
+    world.feed(ev.Tick())
+    assert conduct.owes_time(world.state, slow) and not conduct.owes_time(world.state, prompt)
+    assert world.charged() == ({slow: {Offence.SILENT}} if how == "it falls silent" else {})
+    world.run()
+    world.go_on()
+    for event in list(world.due()):
+        world.feed(event)
+    assert all(slow not in each.named for each in world.state.round.audits.values())
+
+
+def test_an_auditor_that_is_little_slower_than_another_owes_nothing() -> None:
+    world = AuditWorld(b"0")
+    for event in list(world.due()):
+        world.feed(event)
+    [audit, *_] = world.state.round.audits.values()
+    for node, seconds in zip(audit.named, (0.8, 1.6), strict=True):
+        world.now += seconds
+        world.feed(world.finding(node, audit))
+    assert not any(conduct.owes_time(world.state, node) for node in audit.named)
+
+
+def test_the_time_for_an_answer_doubles_twice_at_most_though_one_has_answered() -> None:
+    world = AuditWorld(b"0")
+    for event in list(world.due()):
+        world.feed(event)
+    [audit, *_] = world.state.round.audits.values()
+    for each in list(world.state.round.audits.values()):
+        world.feed(world.finding(min(each.named), each))
+    for _ in range(world.count):
+        if audit.chunk in world.state.round.audits:
+            world.now = max(world.state.round.audits[audit.chunk].named.values()) + 0.5
+            world.feed(ev.Tick())
+            assert world.state.round.audits.get(audit.chunk, audit).seconds <= 4 * audit.seconds
+    assert audit.chunk not in world.state.round.audits, "the others were silent, too, one after the other"
 
 
 def test_who_is_named_just_after_the_coordinator_was_away_has_time_to_come_back_first() -> None:
@@ -485,14 +539,23 @@ def test_who_is_too_slow_for_an_audit_is_not_named_where_there_are_others() -> N
         assert all(len(audit.named) == 2 for audit in audits)
 
 
-def test_a_mute_auditor_is_named_where_others_are_too_few() -> None:
+def test_a_mute_auditor_is_not_named_where_another_can_audit_and_is_where_nobody_else_can() -> None:
     world = AuditWorld(b"nonce", count=3, audit="1000")
     strikes = AuditWorld(b"nonce", liar(3, "mute"), audit="1000").run().state.conduct
     world.state = replace(world.state, conduct=strikes)
     for event in list(world.due()):
         world.feed(event)
     for audit in world.state.round.audits.values():
-        assert len(audit.named) == 2 and audit.owner not in audit.named
+        assert set(audit.named) == {N1, N2} - {audit.owner}
+    world = AuditWorld(b"nonce", count=3, audit="1000")
+    for node in (N1, N2, N3):
+        mute = AuditWorld(b"nonce", liar(int(node[1:]), "mute"), audit="1000").run().state.conduct.strikes
+        strikes = replace(strikes, strikes=strikes.strikes | mute)
+    world.state = replace(world.state, conduct=strikes)
+    for event in list(world.due()):
+        world.feed(event)
+    for audit in world.state.round.audits.values():
+        assert len(audit.named) == 1 and audit.owner not in audit.named
 
 
 def test_an_auditor_has_the_time_that_the_exchange_shows_it_to_need() -> None:

@@ -11,6 +11,55 @@ MACHINE, VOICES = C + "state_machine/audit.py", C + "state_machine/audit_voices.
 
 MUTATIONS = [
     Mutation(
+        "an auditor that answers at the last moment owes nothing",
+        MACHINE,
+        "    state = _lend(state, audit, event.node, now)\n",
+        "",
+        AUDIT,
+    ),
+    Mutation(
+        "an auditor that goes before it is late owes nothing",
+        MACHINE,
+        "for node in sorted(gone | late, key=order):",
+        "for node in sorted(late, key=order):",
+        AUDIT,
+    ),
+    Mutation(
+        "who owes the others time audits as anybody does",
+        MACHINE,
+        "return owes_time(state, node) or _was_silent",
+        "return _was_silent",
+        AUDIT,
+    ),
+    Mutation(
+        "the time for an answer doubles with each of many that are silent",
+        MACHINE,
+        "missing = max(audit.wanted - len(audit.voices), 1)",
+        "missing = audit.wanted",
+        AUDIT,
+    ),
+    Mutation(
+        "one of two voices is a majority",
+        MACHINE,
+        "most = enough and 2 *",
+        "most = 2 *",
+        AUDIT,
+    ),
+    Mutation(
+        "where two can audit the slow one always does",
+        MACHINE,
+        "    least = 1 if",
+        "    least = 2 if",
+        AUDIT,
+    ),
+    Mutation(
+        "each that makes state 0 has the same patience",
+        C + "state_machine/beginning.py",
+        "patience * 2.0**i",
+        "patience",
+        "tests/coordinator/state_machine/test_transcripts.py",
+    ),
+    Mutation(
         "one member alone looks at a chunk that is drawn",
         MACHINE,
         "_open(state, c, AUDITORS, now)",
@@ -35,8 +84,8 @@ MUTATIONS = [
     Mutation(
         "who is to audit just after the coordinator was away has no time to come back",
         MACHINE,
-        "return max(now, state.round.patient_until) + audit.seconds",
-        "return now + audit.seconds",
+        "    begun = max(now, state.round.patient_until)\n",
+        "    begun = now\n",
         AUDIT,
     ),
     Mutation(
@@ -165,8 +214,8 @@ MUTATIONS = [
     Mutation(
         "who was silent is named as before",
         MACHINE,
-        "if _was_silent(state, n) or _is_too_slow(state, audit, n)]",
-        "if _is_too_slow(state, audit, n)]",
+        "or _was_silent(state, node) or",
+        "or",
         AUDIT,
     ),
     Mutation(

@@ -48,7 +48,8 @@ MOVES = (
     "nothing, then its work is not taken."
 )
 OVERDUE = (
-    "once another has made it, who takes three times as long as that one, and more than 5 s, is not waited "
+    "once another has made it, who takes three times as long as that one, and more than 10 s and one for each ten "
+    "million parameters, is not waited "
     "for: a third makes it, too, and the run begins with what two have made alike."
 )
 OTHERS = (
