@@ -17,6 +17,7 @@ import uvicorn
 from msgspec import to_builtins
 
 from atoll.comm.addresses import is_local_host, is_loopback
+from atoll.comm.build_info import installed_version
 from atoll.comm.config.beginning import beginning
 from atoll.comm.config.run import RunConfig, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, TlsMode
@@ -47,6 +48,7 @@ from atoll.coordinator.tracking.view import save_view
 
 log = logging.getLogger("atoll.coordinator")
 MAINTENANCE_INTERVAL = 30.0  # seconds between two looks at the records
+VERSION = "version"  # of atoll that served the state directory last
 MAX_KEYS_NAMED = 5  # keys that differ which are named
 WATCHERS = ("wandb", "figures")  # sections of the config that say who watches the run, and change nothing of it
 GARBAGE_INTERVAL = 60.0  # seconds between two full collections, at least
@@ -82,6 +84,7 @@ async def serve(config: RunConfig, options: ServerOptions) -> None:
     journal = Journal(options.state_dir)
     try:
         _same_run(journal, config)
+        _no_other_version(journal)
         records = RunRecords(journal, options.state_dir, config.name, options.records)
         records.archive.enter_config(config.name, digest(to_json(config)).hex(), to_json(config))
         http_socket = listening_socket(options.http, "--http")
@@ -220,6 +223,19 @@ def _same_run(journal: Journal, config: RunConfig) -> None:
             f"the state directory belongs to a run with another config ({named}{more}): "
             "start with the file and overrides that it began with, or give another --state-dir"
         )
+
+
+def _no_other_version(journal: Journal) -> None:
+    """What is in no snapshot yet, as a coordinator was killed, its own version alone is sure to take in as it did:
+    another might decide otherwise what members have already acted on."""
+    here, wrote = installed_version(), journal.meta(VERSION)
+    if wrote is not None and wrote != here and (count := journal.events_since_snapshot):
+        raise ConfigError(
+            f"version {wrote} of atoll was killed here; its latest events (of which there are {count}) it alone "
+            f"takes in as before, and this is {here}: start {wrote} once more, stop it (SIGTERM), then start this"
+        )
+    if wrote != here:
+        journal.set_meta(VERSION, here)
 
 
 def _differing(kept: dict[str, Any], given: dict[str, Any], above: str = "") -> list[str]:

@@ -5,8 +5,7 @@ of its own, so that nobody pays in the second for what was lost in the first: an
 moment would else have those struck who are far from it.
 
 A stage may take ten times what the plan predicts, time for the arithmetic of a slow machine, and a moment, for
-processes pause and links stand still: a twentieth of what rounds take of late, from 5 s to 30 s. So who falls
-silent costs a round of some minutes less than a tenth, once, where exchanges are short. A prediction is believed
+processes pause and links stand still: as long as rounds take of late, from 5 s to 30 s. A prediction is believed
 as far as exchanges of late took so long: what is exchanged in a moment shows less than links carry. What it adds
 to what they took in the middle is one slow link's, or somebody's who says that his is slow and then stands still:
 of that a stage has three times as much, so that a link is in time that carries a third of what it did. Where
@@ -54,7 +53,6 @@ from atoll.coordinator.state_machine.state import State, count, exchanges, order
 
 MIN_MOMENT_SECONDS, MAX_MOMENT_SECONDS = 5.0, 30.0  # for which a process pauses, or a link stands still
 SECONDS_PER_ELEMENT = 1e-7  # of the flat vector: encoding, merging and decoding on a slow and busy machine
-MOMENT_SHARE = 0.05  # of a round
 EXPECTED_FACTOR = 10.0  # times the seconds that an exchange is to take, as far as they usually take so long
 # Times the seconds that it is to take beyond that. A link's rate is what it carried at best, and comes down by a
 # quarter of the way in a round: a bad day is no reason to strike anybody.
@@ -116,10 +114,9 @@ def _usual_exchange(state: State) -> float:
 
 
 def _moment(state: State) -> float:
-    """Seconds in which nobody is late yet of whom nothing is heard: a share of a round, of late, in the middle."""
-    if not (usual := slowness.usual(state.paces)):
-        return MAX_MOMENT_SECONDS
-    return min(max(MOMENT_SHARE * sum(usual.values()), MIN_MOMENT_SECONDS), MAX_MOMENT_SECONDS)
+    """Seconds in which nobody is late yet of whom nothing is heard: those of a round, of late, in the middle."""
+    usual = slowness.usual(state.paces)
+    return min(max(sum(usual.values()), MIN_MOMENT_SECONDS), MAX_MOMENT_SECONDS) if usual else MAX_MOMENT_SECONDS
 
 
 def is_overdue(state: State, now: float) -> bool:

@@ -18,9 +18,10 @@ from atoll.comm.replace import replace
 from atoll.coordinator import server
 from atoll.coordinator.door.front_door import listening_socket
 from atoll.coordinator.door.ports import PAGE
-from atoll.coordinator.server import ServerOptions, _same_run, encrypted, private_addresses
+from atoll.coordinator.server import ServerOptions, _no_other_version, _same_run, encrypted, private_addresses
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RunRecords
+from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase, RoundState, State
 
 
@@ -158,3 +159,18 @@ def test_a_request_that_trickles_into_the_page_is_ended_and_others_are_answered(
             await asyncio.gather(serving, return_exceptions=True)
 
     asyncio.run(story())
+
+
+def test_what_a_killed_coordinator_was_told_last_no_other_version_takes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        _no_other_version(journal)
+        journal.append([(1.0, ev.Started(1, b"nonce"))], [], [], [])
+        _no_other_version(journal)
+        monkeypatch.setattr(server, "installed_version", lambda: "9.9.9")
+        with pytest.raises(ConfigError, match=r"of which there are 1\) it alone .* this is 9\.9\.9: start"):
+            _no_other_version(journal)
+        journal.snapshot(1.0, b"all of it")
+        _no_other_version(journal)
+        assert journal.meta("version") == "9.9.9"

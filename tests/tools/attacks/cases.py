@@ -23,10 +23,11 @@ QUOTA = (
 )
 STAGE = (
     "a stage of an exchange has ten times what it is to take, as far as exchanges usually take so long, three "
-    "times what a slow link adds to that, and a moment more, as links stand still and processes pause: a "
-    "twentieth of a round, but from 5 s to 30 s. So much it costs once: less than a tenth of rounds of two "
-    "minutes or more whose exchanges are short. Then it owes the others that time: for as many rounds as it "
-    "was tenths of one, 20 at most, it owns nothing and nobody waits for it. Its work is taken as ever."
+    "times what a slow link adds to that, and a moment more, as links stand still and processes pause: as long "
+    "as a round, but from 5 s to 30 s. So much it costs once: less than a tenth of rounds of six minutes or "
+    "more whose exchanges are short. With a moment of half a round or less, members that hold others up have "
+    "honest ones struck for it. Then it owes the others that time: for as many rounds as it was tenths of one, "
+    "20 at most, it owns nothing and nobody waits for it. Its work is taken as ever."
 )
 ACCUSED = (
     "each of the first two rounds takes two attempts more, which is milliseconds. Then both own no chunks for 20 "

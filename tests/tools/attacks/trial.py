@@ -36,7 +36,7 @@ class Lengths:
     after: int = 2
 
 
-USUAL_LENGTHS, LONG_LENGTHS = Lengths(), Lengths(2, 3, 4, 0)  # of long rounds, few
+USUAL_LENGTHS, LONG_LENGTHS = Lengths(), Lengths(1, 2, 2, 0)  # of long rounds, few
 
 
 @dataclass(frozen=True)

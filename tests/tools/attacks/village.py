@@ -33,7 +33,7 @@ RUN = (
     *("model.dim=64", "model.layers=2", "model.heads=2", "model.kv_heads=1", "model.ffn_dim=128"),
     *("model.seq_len=32", "reduce.chunk=8192", "inner.lr=1e-3", "inner.min_lr=1e-3"),
 )
-ROUND, LONG_ROUND = 2.9, 120.0  # seconds that the steps of a round are to take
+ROUND, LONG_ROUND = 2.9, 360.0  # seconds that the steps of a round are to take
 LIARS_USES = 20  # nodes that its invite is for
 MEMORY_SECONDS = 2.0  # from one look at it to the next
 PROGRAM = "import sys; sys.path[:0] = {path!r}; from attacks.{module} import main; main(*{arguments!r})"
@@ -110,7 +110,8 @@ class Village(Run):
             for name in honest:
                 village.add_honest(url, name)
                 until(f"{name} to join", partial(village.member, name))
-            until("the first rounds", lambda: village.committed() >= 3, 3 * village.patience)
+            warm = 3 if seconds == ROUND else 1  # rounds
+            until("the first rounds", lambda: village.committed() >= warm, warm * village.patience)
             village.watch.start()
             yield village
 
