@@ -290,7 +290,8 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
         return state
     if not _stands(r, audit):
         return state
-    state = _lend(state, audit, event.node, now)
+    if not event.silent:  # else it is another that it waited for
+        state = _lend(state, audit, event.node, now)
     audit = replace(audit, took=(*audit.took, now - audit.asked.get(event.node, now)))
     if event.digest == audit.digest:
         return _put(state, replace(audit, voices=audit.voices | {event.node: event}))

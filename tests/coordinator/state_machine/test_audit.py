@@ -443,6 +443,18 @@ def test_an_auditor_that_is_waited_for_owes_that_time_however_it_ends(how: str) 
     assert all(slow not in each.named for each in world.state.round.audits.values())
 
 
+def test_an_auditor_that_was_shown_nothing_owes_nothing_for_waiting() -> None:
+    world = AuditWorld(b"0", liar(3, "no input"), audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    audit = next(a for a in world.state.round.audits.values() if N3 not in {a.owner, *a.named})
+    first, second = audit.named
+    world.feed(world.finding(first, audit))
+    world.now += 2.5
+    world.feed(world.finding(second, audit))
+    assert not conduct.owes_time(world.state, second)
+
+
 def test_an_auditor_that_is_little_slower_than_another_owes_nothing() -> None:
     world = AuditWorld(b"0")
     for event in list(world.due()):

@@ -13,8 +13,8 @@ MUTATIONS = [
     Mutation(
         "an auditor that answers at the last moment owes nothing",
         MACHINE,
-        "    state = _lend(state, audit, event.node, now)\n",
-        "",
+        "    if not event.silent:",
+        "    if False:",
         AUDIT,
     ),
     Mutation(
