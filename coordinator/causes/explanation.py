@@ -131,7 +131,7 @@ def verdict_of(chosen: Sequence[Explanation], slower: float, name_of: dict[NodeI
         name(first.peer),
         first.sentence,
         first.confidence,
-        first.seconds,
+        min(first.seconds, slower or first.seconds),
         slower,
         first.facts[:MAX_FACTS],
         tuple(dict.fromkeys(e.sentence for e in rest))[:MAX_BESIDE],
