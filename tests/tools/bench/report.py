@@ -76,7 +76,7 @@ def page(machine: Machine, rows: Sequence[Row], plan: Plan, picture: str) -> str
         "- k: the same members and links with flat plans, and with what the planner chooses, after three rounds",
         "  in which nodes learn their links; a note says in how many levels each iteration went.",
         "- l: from the plan to the commit, by the coordinator's clock, with `security.audit` as it is by default",
-        "  and with 0, in turns; each value is a turn's. Some 1.3 chunks of a round's are fetched once more.",
+        "  and with 0, in turns; each value is a turn's. Two fetch some 1.3 chunks of a round's once more.",
         "- n: two rounds of members that other processes of this machine simulate, without a data plane",
         "  (`atoll bench coordinator --help`); the control time is what a member waits for it in a round.",
         "- t: the same steps of one model in turns: the built-in trainer, and a loop of torch alone",
