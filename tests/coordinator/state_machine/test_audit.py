@@ -427,7 +427,7 @@ def test_an_auditor_that_is_waited_for_owes_that_time_however_it_ends(how: str) 
         for node in each.named.keys() - {slow}:
             world.feed(world.finding(node, each))
     world.now = audit.named[slow] + (0.5 if how == "it falls silent" else -0.5)
-    ends = {
+    ends: dict[str, ev.Event] = {
         "it answers": world.finding(slow, audit),
         "it falls silent": ev.Tick(),
         "its connection breaks": ev.Disconnected(slow, 1),
