@@ -13,6 +13,9 @@ from atoll.comm.ids import NodeId
 RATE_WINDOWS = (2.0, 1.0), (1.0, 0.95), (0.5, 0.85)
 DECAY_PER_REDUCE = 0.97  # times the known rate, for each reduce that shows less: it may have had other reasons
 MAX_ROUND_TRIPS = 64  # round trips that a node reports at most
+# Bytes of a window that say something of a link; else it had little to carry, as whoever only says that it lives:
+MIN_WINDOW_BYTES = 4096
+MIN_BURST_BYTES = 512  # of one peer, of whom there may be many
 BURST_SECONDS = 0.5  # over which a member sees what came from a peer: no longer than those of its peer's own rate
 MAX_WITNESSED_PEERS = 64  # peers of which a node reports what it saw
 
@@ -78,7 +81,8 @@ class WindowedMaxRate:
         then, before = self._samples[0]
         if now - then >= self.window:
             carried = min(total - was for total, was in zip(totals, before, strict=True))
-            self.rate = max(self.rate, carried / (now - then))
+            if carried >= MIN_WINDOW_BYTES:
+                self.rate = max(self.rate, carried / (now - then))
 
 
 class BurstRate:
@@ -96,7 +100,7 @@ class BurstRate:
         while len(samples) > 2 and now - samples[1][0] >= BURST_SECONDS:
             samples.popleft()
         then, before = samples[0]
-        if now - then >= BURST_SECONDS:
+        if now - then >= BURST_SECONDS and total - before >= MIN_BURST_BYTES:
             self.rate = max(self.rate, (total - before) / (now - then))
 
 

@@ -23,6 +23,7 @@ SLOW_PACE = 0.8  # times the usual pace: a member that is slower than that is sl
 ALL_SLOWER = 0.85  # times the usual pace: members that are all slower than that
 STANDS_OUT = 0.7  # times what the others have of their usual paces: whose share is less stands out
 SLOW_AMONG_OTHERS = 0.7  # times the others' pace, where nobody's usual one is known
+STEPS_SHARE = 0.25  # of what a round took too long: if its steps took less of that, it is not for want of data
 DATA_SHARE = 0.4  # share of the seconds that a member was late, or stood still, in which it waited for data
 
 
@@ -96,6 +97,8 @@ def _starving(seen: Observations) -> dict[NodeId, float]:
     """The members that waited for data for a good part of what the round's steps took too long, each with how
     long: where all do, none is later than the others."""
     longer = seen.seconds.get("inner", 0.0) - seen.usual.get("inner", 0.0)
+    if longer < max(MIN_LATE_SECONDS, STEPS_SHARE * seen.excess):  # they wait so long in each round
+        return {}
     least = max(MIN_LATE_SECONDS, DATA_SHARE * longer)
     return {n: account.data for n, account in seen.accounts.items() if account.data >= least}
 

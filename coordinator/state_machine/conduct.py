@@ -190,10 +190,10 @@ def strike_part(state: State, seconds: float) -> float:
 
 def lend_time(state: State, node: NodeId, seconds: float) -> State:
     """Have the node, which is here or was, owe the others time, for so many seconds in which they waited for it in
-    this round: as many rounds as these are whole strikes, nothing for less than a second."""
+    this round: as many rounds as these are whole strikes, about, nothing for less than a second."""
     if seconds < MIN_OWED_SECONDS or not (node in state.members.here or node in state.members.departed):
         return state
-    return _lend(state, node, min(int(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS))
+    return _lend(state, node, min(round(_whole_strikes(state, seconds)), MAX_DEBT_ROUNDS))
 
 
 def floods_anew(state: State, node: NodeId) -> bool:

@@ -25,7 +25,7 @@ def peak(totals: list[tuple[float, int]]) -> float:
 
 
 def test_a_steady_transfer_has_its_rate() -> None:
-    assert peak([(i / 10, 100 * i) for i in range(30)]) == pytest.approx(1000)
+    assert peak([(i / 10, 1000 * i) for i in range(30)]) == pytest.approx(10_000)
 
 
 def test_the_best_two_seconds_count_and_waiting_does_not() -> None:
@@ -48,7 +48,7 @@ def test_nothing_is_said_before_a_window_has_passed() -> None:
 
 
 def test_samples_that_come_late_make_no_rate_of_their_own() -> None:
-    assert peak([(0.0, 0), (10.0, 1000)]) == pytest.approx(100)
+    assert peak([(0.0, 0), (10.0, 10_000)]) == pytest.approx(1000)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,16 +79,16 @@ def test_of_many_peers_each_is_told_of_by_as_many() -> None:
 def test_what_is_known_of_a_link_rises_at_once_and_falls_little_by_little() -> None:
     known, now, total = LinkEstimate(), 0.0, 0
     seen = []
-    for rate in (1000, 400, 2000):
+    for rate in (10_000, 4000, 20_000):
         known.begin()
         for _ in range(30):
             known.add(now, total)
             now, total = now + 0.1, total + rate // 10
         seen.append(known.rate)
-    assert seen == [pytest.approx(1000), pytest.approx(1000), pytest.approx(2000)]
+    assert seen == [pytest.approx(10_000), pytest.approx(10_000), pytest.approx(20_000)]
     for _ in range(3):
         known.begin()
-    assert known.rate == pytest.approx(2000 * DECAY_PER_REDUCE**2)
+    assert known.rate == pytest.approx(20_000 * DECAY_PER_REDUCE**2)
 
 
 def test_of_many_round_trips_the_shortest_are_told_and_some_of_all_others() -> None:
@@ -104,15 +104,28 @@ def test_a_link_that_has_too_little_to_carry_has_no_rate() -> None:
     assert peak([(i / 10, 1000 * (i // 5)) for i in range(100)]) == 0
 
 
+def test_a_link_that_only_says_that_it_lives_shows_nothing_of_what_it_carries() -> None:
+    """A wait for somebody else is no slow link."""
+    beats = [(i / 10, 50 * i) for i in range(300)]
+    assert peak(beats) == 0
+    burst = BurstRate()
+    for now, total in beats:
+        burst.add(now, total)
+    assert burst.rate == 0
+    assert peak([*beats, *((30 + i / 10, 15_000 + 5000 * i) for i in range(25))]) == pytest.approx(50_000)
+
+
 def test_a_queue_that_fills_or_empties_is_no_rate_of_the_link() -> None:
-    link, queue, sent, acked, found = 1000, 0, 0, 0, PeakRate()
+    link, queue, sent, acked, found = 10_000, 0, 0, 0, PeakRate()
     for i in range(100):
         found.add(i / 10, acked, sent)
-        more = 150 if i % 40 < 20 else 40  # a tenth of a second: the link carries 100
+        more = 1500 if i % 40 < 20 else 400  # a tenth of a second: the link carries 1000
         moved = min(queue + more, link // 10)
         queue, sent, acked = queue + more - moved, sent + more, acked + moved
     assert found.best == pytest.approx(link, rel=0.001)
     found = PeakRate()
-    for now, (acked, sent) in enumerate([(0, 2000), (1000, 3000), (2500, 3500), (4000, 4000), (5000, 5000)]):
+    for now, (acked, sent) in enumerate(
+        [(0, 20_000), (10_000, 30_000), (25_000, 35_000), (40_000, 40_000), (50_000, 50_000)]
+    ):
         found.add(now, acked, sent)
-    assert found.best <= 1000, "acknowledgements that were held up come faster than anything was sent"
+    assert found.best <= 10_000, "acknowledgements that were held up come faster than anything was sent"

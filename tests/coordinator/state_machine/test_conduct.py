@@ -78,7 +78,7 @@ def test_a_delay_is_made_up_for_in_as_many_rounds_as_it_cost_tenths_of_one(run: 
     run.do("wait", ["10"])
     run.do("reached", ["a", "b", "c", "d"])
     assert conduct.lend_time(run.state, A, 0.9) is run.state, "of rounds with 10 s of inner time"
-    for seconds, rounds in ((1.0, 1), (5.5, 5), (600.0, 20)):
+    for seconds, rounds in ((1.0, 1), (1.4, 1), (1.6, 2), (5.4, 5), (600.0, 20)):
         state = conduct.lend_time(run.state, A, seconds)
         owing = [conduct.owes_time(replace(state, committed=k), A) for k in range(30)]
         assert owing == [k <= rounds for k in range(30)], "this round, and as many more"
