@@ -329,7 +329,7 @@ def blame(what: str, url: str, state_dir: Path | None, as_json: bool) -> None:
     if found.left_out:
         say(f"and {found.left_out} earlier: `atoll blame --state-dir DIR` on the coordinator's machine has all")
     if number and not found.verdicts:
-        say(missing or f"round {number} was as usual: {found.seconds:.1f} s")
+        say(missing or f"there is no verdict on round {number}: it took {found.seconds:.1f} s")
     if found.decisions:
         return
     if not what or number:

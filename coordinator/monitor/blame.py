@@ -146,7 +146,7 @@ def invite_lines(invites: Sequence[InviteRecord], wall: float) -> Iterator[str]:
     """One line for each invite, as it stands at `wall` (seconds since 1970)."""
     for invite in invites:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(invite.expires, 1e11)))
-        roles = " or ".join(invite.roles) or "any role"
+        roles = " or ".join(invite.roles) or "trainer or reducer"
         yield (
             f"{invite.number}. {invite.name or '(no name)'}: {invite.left} of {invite.nodes} nodes left, {roles}, "
             f"until {until}: {invite.state(wall)}"

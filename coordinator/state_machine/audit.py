@@ -74,6 +74,7 @@ MIN_SECONDS = 3.0  # for an auditor's answer
 EXCHANGE_FACTOR = 4.0  # times the seconds in which the round's exchange moves as much
 MAX_BASE_SECONDS = 10.0  # for an answer, besides those of the transfer at SLOW_RATE
 SLOW_RATE = 0.5e6  # bytes a second at which an auditor that is slow fetches the inputs
+ASK_SHARE = 0.25  # of the time for an answer, in which what is on its way lets a request pass
 AUDITS_AT_ONCE = 4  # that a member works at; others wait
 REPORT_SECONDS = 1.0  # that an order and its answer may be on the way
 MAX_DOUBLINGS = 2  # of the time for an answer, with each in a row that does not come
@@ -262,10 +263,12 @@ def _was_silent(state: State, node: NodeId) -> bool:
 
 
 def _is_too_slow(state: State, audit: Audit, node: NodeId) -> bool:
-    """Whether the node's link, as far as it is known, does not bring it the chunk's inputs in time."""
-    down = state.members.here[node].rates[1]
+    """Whether the node's link, as far as it is known, does not bring it the chunk's inputs in time, or not what it
+    asks for them with, which waits for what is on its way."""
+    up, down = state.members.here[node].rates
     size = state.chunks.size(audit.chunk) * state.config.reduce.bytes_per_element
-    return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds
+    late = up > 0 and size > up * ASK_SHARE * audit.seconds
+    return late or (down > 0 and len(places(audit.inputs)) * size > down * audit.seconds)
 
 
 def _put(state: State, audit: Audit) -> State:
@@ -336,8 +339,9 @@ def advance(state: State, now: float, out: list[Effect]) -> State:
 
 def _lend(state: State, audit: Audit, node: NodeId, now: float) -> State:
     """Have an auditor that has answered now, or never will, owe the time for which it was waited for, beyond twice
-    what the others took; where it is the first, beyond what anybody has."""
-    beyond = 2 * median(audit.took) if audit.took else MIN_SECONDS
+    what the others took, or where it is the first what anybody has, and beyond half of what slow links have: it
+    may wait for the inputs itself."""
+    beyond = max(2 * median(audit.took) if audit.took else MIN_SECONDS, (audit.seconds - MIN_SECONDS) / 2)
     return lend_time(state, node, now - audit.asked.get(node, now) - beyond)
 
 

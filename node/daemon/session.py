@@ -41,7 +41,7 @@ from atoll.node.state_files import SESSION
 
 log = logging.getLogger("atoll.node")
 MEGABIT = 125e3  # bytes
-STOPPED = "stopped by its operator"  # the reason of a good-bye
+STOPPED = "stopped by its owner"  # the reason of a good-bye
 SHARE_INTERVAL = 1.0  # seconds between two looks at what a relay passes on
 
 

@@ -168,7 +168,7 @@ def test_blame_says_who_was_to_blame_for_a_round(tmp_path: Path) -> None:
     ):
         assert part in text
     assert "slow link: ada to bo (one member says so)" in operator(cli.blame, "3", "--state-dir", str(tmp_path))
-    assert "round 1 was as usual" in operator(cli.blame, "1", "--state-dir", str(tmp_path))
+    assert "there is no verdict on round 1" in operator(cli.blame, "1", "--state-dir", str(tmp_path))
     for options in ((), ("--json",)):
         said = CliRunner().invoke(cli.blame, ["9", "--state-dir", str(tmp_path), *options])
         assert isinstance(said.exception, ConfigError) and "round 9 is not committed" in str(said.exception)

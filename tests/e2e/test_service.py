@@ -99,7 +99,7 @@ def test_a_detached_node_trains_and_is_uninstalled_without_a_trace(run: Run, vol
     assert f"removed {volunteer.state_dir}" in said and f"removed {volunteer.cache}" in said
     assert "the daemon has left its run" in said
     until("its end", lambda: not volunteer.daemons())
-    assert run.member("ada").get("reason", "") in ("", "stopped by its operator")
+    assert run.member("ada").get("reason", "") in ("", "stopped by its owner")
     assert not volunteer.left and not own_folders(volunteer.state_dir)
     assert "there is no node in" in volunteer.atoll("uninstall", "--yes", code=2)
 

@@ -54,7 +54,7 @@ def said_good_bye(run: Run, name: str) -> None:
     member = until(
         "its good-bye", lambda: (m := run.member(name)).get("state") != "active" and (m or {"state": ""})
     )
-    assert member.get("reason", "") in ("", "stopped by its operator")
+    assert member.get("reason", "") in ("", "stopped by its owner")
     with pytest.raises(Unreachable, match="its last word, of .*: the node has left the run, as it was told to"):
         control_socket.ask(run.folder / name, "status")
 

@@ -443,6 +443,23 @@ def test_an_auditor_that_is_waited_for_owes_that_time_however_it_ends(how: str) 
     assert all(slow not in each.named for each in world.state.round.audits.values())
 
 
+@pytest.mark.parametrize(("predicted", "owes"), [(0.0, True), (100.0, False)])
+def test_an_auditor_that_may_wait_for_what_others_send_owes_less(predicted: float, owes: bool) -> None:
+    world = AuditWorld(b"0", audit="1000")
+    plan = world.state.round.plan
+    assert plan is not None
+    plan = replace(plan, predicted=predicted)
+    world.state = replace(world.state, round=replace(world.state.round, plan=plan))
+    for event in list(world.due()):
+        world.feed(event)
+    [audit, *_] = world.state.round.audits.values()
+    first, second = audit.named
+    world.feed(world.finding(first, audit))
+    world.now += 2.5
+    world.feed(world.finding(second, audit))
+    assert conduct.owes_time(world.state, second) is owes
+
+
 def test_an_auditor_that_was_shown_nothing_owes_nothing_for_waiting() -> None:
     world = AuditWorld(b"0", liar(3, "no input"), audit="1000")
     for event in list(world.due()):
@@ -536,11 +553,16 @@ def test_a_mute_auditor_holds_a_round_up_for_a_few_seconds_and_is_not_named_agai
 
 
 def test_who_is_too_slow_for_an_audit_is_not_named_where_there_are_others() -> None:
-    for slow in ["n3"], ["n3", "n4", "n5", "n6", "n7", "n8"]:
+    for slow, up, down in (
+        (["n3"], 100.0, 1.0),  # 8 bytes take it 8 s
+        (["n3"], 1.0, 100.0),  # what it asks with waits for a byte, a second
+        (["n3", "n4", "n5", "n6", "n7", "n8"], 1.0, 1.0),
+    ):
         world = AuditWorld(b"nonce", audit="1000")
-        rates = dict.fromkeys(world.state.members.here, 100.0) | dict.fromkeys(map(NodeId, slow), 1.0)
+        rates = dict.fromkeys(world.state.members.here, (100.0, 100.0))
+        rates |= dict.fromkeys(map(NodeId, slow), (up, down))
         here = {
-            n: replace(m, up=rates[n], down=rates[n], seen_up=rates[n], seen_down=rates[n])  # 8 bytes take it 8 s
+            n: replace(m, up=rates[n][0], down=rates[n][1], seen_up=rates[n][0], seen_down=rates[n][1])
             for n, m in world.state.members.here.items()
         }
         world.state = replace(world.state, members=replace(world.state.members, here=here))

@@ -223,7 +223,7 @@ def test_one_that_is_told_to_end_while_it_joins_does_and_says_good_bye(
             await daemon._story()
         assert left(c) == (0, 1) and not c.event_loop.state.members.here
         [gone] = c.event_loop.state.members.departed.values()
-        assert gone.reason == "stopped by its operator"
+        assert gone.reason == "stopped by its owner"
 
     beside(tmp_path, story)
 

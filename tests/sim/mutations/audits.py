@@ -112,8 +112,8 @@ MUTATIONS = [
     Mutation(
         "who is too slow for an audit is named for it",
         C + "state_machine/audit.py",
-        "return down > 0 and len(places(audit.inputs)) * size > down * audit.seconds",
-        "return False",
+        "return late or (down > 0 and len(places(audit.inputs)) * size > down * audit.seconds)",
+        "return late",
         "tests/coordinator/state_machine/test_audit.py",
         slow=True,
     ),

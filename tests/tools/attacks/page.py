@@ -52,6 +52,8 @@ took {others:.2f} cores in the middle, {most_others:.2f} at most{precedence}.
 """
 MEMBERS_HEAD = """
 ## By a member
+
+What is held against it has the words of `atoll blame`: [what they are](operator.md#when-a-member-does-harm).
 """
 STRANGERS_HEAD = """
 ## By strangers
@@ -71,7 +73,7 @@ LONG_HEAD = """
 ## In long rounds
 
 What slows single rounds costs them seconds, however long they are. Here rounds take {seconds:.0f} s, and each
-attack has a run of its own: {before} rounds without it, {during} with it.
+attack has a run of its own; rounds without it: {before}, with it: {during}.
 
 | attack | what became of it | round, s | longest, s |
 |---|---|---|---|

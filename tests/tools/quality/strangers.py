@@ -294,7 +294,12 @@ Members of a run of strangers may be broken or malicious. Here one or two of eig
 one way each; the table says what that does to the final loss, without a defence and with it. `atoll simulate`
 shows the same of a run of your own:
 
-    atoll simulate demo --nodes 8 --out sim --liars 1 --liar flip:10 --defence off
+    atoll simulate demo --nodes 8 --out sim-off --no-baseline --liars 1 --liar flip:10 --defence off
+    atoll simulate demo --nodes 8 --out sim-on --no-baseline --liars 1 --liar flip:10
+
+Who was struck, and when, is under `decisions` in the summary.json of each folder. Leave the defence as it is: all
+of it is on in runs with invites unless the config says otherwise. What it does not defend is named in
+[SECURITY.md](../SECURITY.md).
 
 **Off** is a plain weighted mean of what is sent. **On** is what a run does: deltas are clipped to the median of
 the members' norms (`outer.clip`), no weight is above 1.5 times the median, and sealed chunks are audited, by two
