@@ -382,9 +382,9 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     if doubt and not audit.wide:
         everybody = len(able) + len(audit.named)
         audit = replace(_name(state, audit, everybody, now), wide=True)
-        sentence = (
-            f"an audit of chunk {audit.chunk}, sealed by {state.name(audit.owner)}, does not come to the same"
-        )
+        differs = any(not e.silent for e in audit.voices.values() if e.digest != audit.digest)
+        found = "does not come to the same" if differs else "lacks what somebody did not show"
+        sentence = f"an audit of chunk {audit.chunk}, sealed by {state.name(audit.owner)}, {found}"
         out.append(Note(f"round {r.number}: {sentence}: all able members repeat it", audit.owner))
     elif not doubt:
         audit = _name(state, audit, audit.wanted, now)
