@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from e2e.harness import Run, until
+from lan import remove
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root]
 
@@ -23,6 +24,7 @@ class Cable:
     """A virtual cable between this host and a namespace; each direction can be cut silently."""
 
     def __init__(self) -> None:
+        self.close()
         ip("netns", "add", SPACE)
         ip("link", "add", "atoll-a", "type", "veth", "peer", "name", "atoll-b", "netns", SPACE)
         ip("address", "add", f"{HERE}/24", "dev", "atoll-a")
@@ -45,8 +47,7 @@ class Cable:
             )
 
     def close(self) -> None:
-        ip("link", "del", "atoll-a")
-        ip("netns", "del", SPACE)
+        remove(links=["atoll-a"], spaces=[SPACE])
 
 
 @pytest.fixture
