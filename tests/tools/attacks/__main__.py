@@ -21,7 +21,7 @@ from attacks.beginning import Beginning, beginning
 from attacks.cases import ATTACKS, BEGINNINGS, SINGLE_ROUNDS, Attack
 from attacks.page import load, load_beginnings, page, slowdown
 from attacks.trial import LONG_LENGTHS, Lengths, Trial, trial
-from attacks.village import LONG_ROUND, Village
+from attacks.village import LONG_ROUND, ROUND, Village
 from bench.report import this_machine
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -61,8 +61,11 @@ def main(only: str, rounds: str, is_long: bool, only_page: bool, keep: Path | No
                 f"{begun.ended}; {begun.harmed}"
             )
         at_once(folder, single, figures)
-    if trials := load(figures):
+    trials = load(figures)
+    if any(each.paced == ROUND for each in trials):
         (out / "attacks.md").write_text(page(trials, load_beginnings(figures), str(this_machine())))
+    else:
+        click.echo(f"{figures} has no trials in short rounds: no page is made of it")
 
 
 def in_one_run(folder: Path, attacks: Sequence[Attack], lengths: Lengths, figures: Path) -> None:
