@@ -8,6 +8,9 @@ The lies, of which a node may have several:
     no receipt      it gives auditors no receipt
     bad receipt     it signs one that lacks an input
     two receipts    it gives every other auditor another one
+    deceive first   it gives the auditor that is named first another one, which holds, for another content of its
+                    own, and shows it that: of a chunk that it owns, or sums for its region
+    deceive last    the same, of the auditor that is named last
     input           it shows another contribution than it sent, signed
     no input        it shows none
     half input      it shows it to every other auditor
@@ -15,14 +18,14 @@ The lies, of which a node may have several:
     nested sum      as a relay it signs that its region's mean is made of another mean
     no sum          as a relay it signs a mean of contributions of which there is none
     audit           it says that what is well is not
-    cover           it says that what a partner sealed is well
+    cover           it says that what a partner sealed, or summed, is well
     invention       it says that somebody signed two contents, without proof
     slander         it says that the first contributor shows nothing
     mute            it answers no audit
     alarm           it says that what others sealed is too long, chunk by chunk
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -119,6 +122,7 @@ class AuditWorld:
         self.state, self.now = replace(before, nonce=self.nonce), 10.0
         self.told: set[tuple[NodeId, int | NodeId, int]] = set()
         self.mute: set[tuple[NodeId, int]] = set()
+        self.first: dict[tuple[int, int], tuple[NodeId, ...]] = {}  # (chunk, since): who was named first of all
         self.feed(ready(self.state, NodeId(f"n{self.count}")))  # the last one: the first attempt opens
         if self.levels == 2:
             self.divide()
@@ -191,6 +195,7 @@ class AuditWorld:
         yield from self.alarms()
         for c, audit in list(r.audits.items()):
             self.audited.add(c)
+            self.first.setdefault((c, audit.since), tuple(audit.named))
             for node in audit.named:
                 if node not in audit.voices and "mute" not in self.lies_of(node):
                     yield self.finding(node, audit)
@@ -253,21 +258,35 @@ class AuditWorld:
     def record(self, place: int, c: int, content: bytes) -> InputRecord:
         return sign_input(key_of(self.node(place)), self.state.round.salt, c, place, content)
 
+    def deceived(self, maker: int, audit: Audit, auditor: NodeId) -> bool:
+        """Whether the member at the place `maker`, which owns the chunk or sums for it, deceives the auditor."""
+        lies, named = self.lies_of(self.node(maker)), self.first.get((audit.chunk, audit.since), ())
+        return bool(named) and (
+            ("deceive first" in lies and auditor == named[0]) or ("deceive last" in lies and auditor == named[-1])
+        )
+
+    def records(self, maker: int, audit: Audit, inputs: Sequence[int], auditor: NodeId) -> list[InputRecord]:
+        """What goes into a receipt of the member at the place `maker`, as the auditor is given it."""
+        deceived, c = self.deceived(maker, audit, auditor), audit.chunk
+        content = {place: self.sent(place, c) for place in inputs}
+        if deceived:
+            content[maker] = digest(b"what nobody merged")
+        return [self.record(place, c, content[place]) for place in inputs]
+
     def receipt(self, audit: Audit, inputs: list[int], auditor: NodeId) -> Receipt:
-        lies, c = self.lies_of(audit.owner), audit.chunk
+        lies, c, owner = self.lies_of(audit.owner), audit.chunk, self.place(audit.owner)
         relay, summed = self.relay(c)
-        records = [self.record(place, c, self.sent(place, c)) for place in inputs if place not in summed]
+        records = self.records(owner, audit, [place for place in inputs if place not in summed], auditor)
         if summed:
             sum_ = self.sum(relay, c, "sum" in self.lies_of(self.node(relay)))
             records.append(sign_input(key_of(self.node(relay)), self.state.round.salt, c, relay, sum_, summed))
             records.sort(key=lambda record: record.place)
         if "bad receipt" in lies or ("two receipts" in lies and int(auditor[1:]) % 2):
             records = records[1:]
-        place = self.place(audit.owner)
         salt, mean = self.state.round.salt, audit.digest
-        return sign_receipt(key_of(audit.owner), salt, c, audit.since, place, tuple(records), mean)
+        return sign_receipt(key_of(audit.owner), salt, c, audit.since, owner, tuple(records), mean)
 
-    def relayed(self, audit: Audit) -> list[bytes]:
+    def relayed(self, audit: Audit, auditor: NodeId) -> list[bytes]:
         """The receipt of the relay, if there is one."""
         c, salt = audit.chunk, self.state.round.salt
         relay, summed = self.relay(c)
@@ -278,7 +297,7 @@ class AuditWorld:
         if "nested sum" in lies:
             records = [sign_input(key, salt, c, relay, sum_, summed)]
         else:
-            records = [self.record(place, c, self.sent(place, c)) for place in summed]
+            records = self.records(relay, audit, summed, auditor)
         return [sign_receipt(key, salt, c, audit.since, relay, tuple(records), sum_).pack()]
 
     # What an auditor finds
@@ -293,7 +312,9 @@ class AuditWorld:
 
         inputs = list(places(audit.inputs))
         mean = self.mean(c, inputs)
-        if "cover" in lies and "seal" in self.lies_of(audit.owner):
+        relay, summed = self.relay(c)
+        false_sum = summed and self.lies_of(self.node(relay)) & {"sum", "nested sum", "no sum"}
+        if "cover" in lies and (false_sum or "seal" in self.lies_of(audit.owner)):
             return said(audit.digest)
         owner = self.lies_of(audit.owner)
         if "no receipt" in owner:
@@ -301,16 +322,18 @@ class AuditWorld:
         honest = not lies & {"audit", "invention", "slander"}
         liars = [i for i in inputs if self.shows_no(self.node(i), node) or "input" in self.lies_of(self.node(i))]
         liars = [i for i in liars if self.node(i) != node]
-        relay, summed = self.relay(c)
-        false_sum = summed and self.lies_of(self.node(relay)) & {"sum", "nested sum", "no sum"}
+        by_owner = self.deceived(self.place(audit.owner), audit, node)
+        by_relay = bool(summed) and self.deceived(relay, audit, node)
         if (
             honest
+            and not by_owner
+            and not by_relay
             and not false_sum
             and not liars
             and mean == audit.digest
             and not owner & {"bad receipt", "two receipts"}
         ):
-            return said(mean)
+            return said(mean, receipts=(self.receipt(audit, inputs, node).pack(), *self.relayed(audit, node)))
         receipt = self.receipt(audit, inputs, node).pack()
         if "audit" in lies:
             return said(digest(b"nonsense"), receipts=(receipt,))
@@ -323,15 +346,17 @@ class AuditWorld:
         if owner & {"bad receipt", "two receipts"}:
             return said(receipts=(receipt,))
         if false_sum and "nested sum" in false_sum:
-            return said(receipts=(receipt, *self.relayed(audit)))
+            return said(receipts=(receipt, *self.relayed(audit, node)))
         if false_sum:
-            return said(receipts=(receipt, *self.relayed(audit)), relay=relay)
+            return said(receipts=(receipt, *self.relayed(audit, node)), relay=relay)
         for place in liars:
             if "input" in self.lies_of(self.node(place)):
                 shown = self.record(place, c, digest(b"another"))
                 return said(receipts=(receipt,), shown=shown.pack())
             return said(receipts=(receipt,), silent=(place,))
-        return said(mean, receipts=(receipt,))
+        if by_relay:
+            return said(receipts=(receipt, *self.relayed(audit, node)), relay=relay)
+        return said(digest(b"deceived", mean) if by_owner else mean, receipts=(receipt,))
 
     def shows_no(self, node: NodeId, auditor: NodeId) -> bool:
         """Whether a member does not show its contributions to an auditor."""

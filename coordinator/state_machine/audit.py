@@ -41,6 +41,7 @@ from atoll.coordinator.state_machine.audit_voices import (
     Voice,
     VoiceKind,
     given_alike,
+    given_by_others,
     parties,
     two_receipts,
     voice_of,
@@ -293,11 +294,7 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
         return state
     if not _stands(r, audit):
         return state
-    if not event.silent:  # else it is another that it waited for
-        state = _lend(state, audit, event.node, now)
     audit = replace(audit, took=(*audit.took, now - audit.asked.get(event.node, now)))
-    if event.digest == audit.digest:
-        return _put(state, replace(audit, voices=audit.voices | {event.node: event}))
     voice = voice_of(audit, r.salt, event)
     if voice.kind is VoiceKind.FALSE:
         sentence = f"its audit of chunk {audit.chunk} has nothing that shows what it says"
@@ -312,8 +309,9 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
         sentence = f"its receipt for chunk {audit.chunk} does not hold"
         return _convict(state, audit, voice.place, sentence, voice.facts, event.node, now, out)
     if (twice := two_receipts(audit, r.salt)) is not None:
+        place, facts = twice
         sentence = f"it signed two receipts for chunk {audit.chunk}"
-        return _convict(state, audit, -1, sentence, twice, event.node, now, out)
+        return _convict(state, audit, place, sentence, facts, event.node, now, out)
     return state
 
 
@@ -338,9 +336,9 @@ def advance(state: State, now: float, out: list[Effect]) -> State:
 
 
 def _lend(state: State, audit: Audit, node: NodeId, now: float) -> State:
-    """Have an auditor that has answered now, or never will, owe the time for which it was waited for, beyond twice
-    what the others took, or where it is the first what anybody has, and beyond half of what slow links have: it
-    may wait for the inputs itself."""
+    """Have an auditor that has not answered, and will not, owe the time for which it was waited for, beyond twice
+    what the others took, or where nobody has answered what anybody has, and beyond half of what slow links have.
+    Who answers owes nothing, however late it does: whoever contributed may show it its part in the last moment."""
     beyond = max(2 * median(audit.took) if audit.took else MIN_SECONDS, (audit.seconds - MIN_SECONDS) / 2)
     return lend_time(state, node, now - audit.asked.get(node, now) - beyond)
 
@@ -407,29 +405,29 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     of = {kind: [n for n, voice in voices.items() if voice.kind is kind] for kind in VoiceKind}
     if 2 * len(of[VoiceKind.WELL]) > total:
         state = _close(state, [c])
-        if enough:
-            for node in (*of[VoiceKind.OTHER], *of[VoiceKind.RELAY]):
+        for node in (*of[VoiceKind.OTHER], *of[VoiceKind.RELAY]):
+            if enough and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):
                 state = _charge_false(state, audit, node, out)
         return state
-    for kind, culprits in ((VoiceKind.OTHER, [-1]), (VoiceKind.RELAY, sorted({v.place for v in voices.values()}))):
-        for place in culprits:
-            against = sorted((n for n in of[kind] if place in (-1, voices[n].place)), key=order)
-            if 2 * len(against) <= total:
-                continue
-            if not enough:
-                why = f"{state.names(against)} found another chunk {c} than {state.name(audit.owner)} sealed"
-                return _void(state, audit, why, now, out, doubted=True)
-            for node in of[VoiceKind.WELL]:
-                if given_alike(audit, state.round.salt, node, against[0]):
-                    state = _charge_false(state, audit, node, out)
-            found = (("sealed", audit.digest.hex()), ("recomputed", audit.voices[against[0]].digest.hex()))
-            said = (("by", " ".join(against)), ("of", str(total)))
-            sentence = (
-                f"it sealed chunk {c} as something other than its inputs come to"
-                if kind is VoiceKind.OTHER
-                else f"it summed chunk {c} for its region as something other than its inputs come to"
-            )
-            return _convict(state, audit, place, sentence, found + said, None, now, out)
+    for place in sorted({voices[n].place for n in (*of[VoiceKind.OTHER], *of[VoiceKind.RELAY])}):
+        kind = VoiceKind.OTHER if place == audit.parties.owner else VoiceKind.RELAY
+        against = sorted((n for n in of[kind] if voices[n].place == place), key=order)
+        if 2 * len(against) <= total:
+            continue
+        if not enough:
+            why = f"{state.names(against)} found another chunk {c} than {state.name(audit.owner)} sealed"
+            return _void(state, audit, why, now, out, doubted=True)
+        for node in of[VoiceKind.WELL]:
+            if given_alike(audit, state.round.salt, node, against[0]):
+                state = _charge_false(state, audit, node, out)
+        found = (("sealed", audit.digest.hex()), ("recomputed", audit.voices[against[0]].digest.hex()))
+        said = (("by", " ".join(against)), ("of", str(total)))
+        sentence = (
+            f"it sealed chunk {c} as something other than its inputs come to"
+            if kind is VoiceKind.OTHER
+            else f"it summed chunk {c} for its region as something other than its inputs come to"
+        )
+        return _convict(state, audit, place, sentence, found + said, None, now, out)
     accusers = _accusers(state, voices)
     accused = max(accusers, key=lambda p: len(accusers[p]), default=-1)
     if accused >= 0 and len(accusers[accused]) >= len(of[VoiceKind.OTHER]) + len(of[VoiceKind.RELAY]):
@@ -468,9 +466,9 @@ def _convict(
     now: float,
     out: list[Effect],
 ) -> State:
-    """The owner, or the relay at `place`, forged what it merged."""
+    """The owner, or the relay, at `place` forged what it merged."""
     r = state.round
-    culprit = audit.owner if place < 0 else r.ledger.entries[place].node
+    culprit = r.ledger.entries[place].node
     state = _withdraw_seals(state, {audit.owner, culprit}, [audit.chunk])
     state = charge(state, culprit, Evidence(r.number, Offence.FORGED_SEAL, sentence, facts, by), out)
     return _start_over(state, f"{state.name(culprit)} forged chunk {audit.chunk}", now)

@@ -5,7 +5,7 @@ goes by the audit as it was opened, and by the salt of the round, which stays: a
 it arrives, and whoever has gone by then, so that no auditor answers for what others did meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,7 +33,7 @@ class Voice:
     """An auditor's report, as it counts."""
 
     kind: VoiceKind
-    place: int = -1  # of whom it is about; -1: the owner's
+    place: int = -1  # of whom it is about; -1: nobody
     facts: tuple[tuple[str, str], ...] = ()
 
 
@@ -83,7 +83,7 @@ def voice_of(audit: Audit, salt: bytes, event: AuditReported) -> Voice:
             return Voice(VoiceKind.RELAY, relay)
     if event.relay is not None:
         return Voice(VoiceKind.FALSE)
-    return Voice(VoiceKind.OTHER)
+    return Voice(VoiceKind.OTHER, audit.parties.owner)
 
 
 def _sums(receipt: Receipt) -> list[InputRecord]:
@@ -136,25 +136,56 @@ def _two_inputs(audit: Audit, salt: bytes, shown: bytes, receipts: Sequence[Rece
     return Voice(VoiceKind.TWO_INPUTS, other.place, facts)
 
 
-def two_receipts(audit: Audit, salt: bytes) -> tuple[tuple[str, str], ...] | None:
-    """Two receipts for the chunk that its owner signed, if auditors were given such."""
-    found = dict[tuple[object, ...], bytes]()
-    different = {event.receipts[0] for event in audit.voices.values() if event.receipts}
-    if len(different) < 2:
+def two_receipts(audit: Audit, salt: bytes) -> tuple[int, tuple[tuple[str, str], ...]] | None:
+    """Two receipts for the chunk that its owner signed, or two that a relay signed for the same mean, if auditors
+    were given such: its place, and the facts."""
+    if len({event.receipts for event in audit.voices.values()}) < 2:
         return None
-    for data in sorted(different):
-        receipt = _receipt(data)
-        if receipt and _signed(audit, salt, receipt, audit.parties.owner):
-            found.setdefault((tuple((r.place, r.digest, r.inputs) for r in receipt.records), receipt.mean), data)
-    first, *others = found.values() or (b"",)
-    return (("receipt", first.hex()), ("another", others[0].hex())) if others else None
+    found = dict[tuple[int, bytes], dict[_Content, bytes]]()
+    for node in sorted(audit.voices):
+        for place, (content, data) in _given(audit, salt, node).items():
+            what = place, b"" if place == audit.parties.owner else content[1]
+            found.setdefault(what, {}).setdefault(content, data)
+    for (place, _), different in found.items():
+        if len(different) > 1:
+            first, second, *_ = different.values()
+            return place, (("receipt", first.hex()), ("another", second.hex()))
+    return None
 
 
 def given_alike(audit: Audit, salt: bytes, node: NodeId, other: NodeId) -> bool:
-    """Whether an auditor was given the receipt that another one was, or nothing that its owner signed: who was
-    given another one was deceived itself."""
-    first, second = (audit.voices[n].receipts[:1] for n in (node, other))
-    if first == second or not first:
-        return True
-    receipt = _receipt(first[0])
-    return receipt is None or not _signed(audit, salt, receipt, audit.parties.owner)
+    """Whether no receipt that an auditor was given differs from the one that another was given: else it was
+    deceived itself."""
+    first, second = (_given(audit, salt, n) for n in (node, other))
+    return all(first[place][0] == second[place][0] for place in first.keys() & second.keys())
+
+
+def given_by_others(audit: Audit, salt: bytes, node: NodeId, others: Iterable[NodeId]) -> bool:
+    """Whether one of the others was given all receipts that an auditor was."""
+    mine = {(place, content) for place, (content, _) in _given(audit, salt, node).items()}
+    theirs = ({(p, content) for p, (content, _) in _given(audit, salt, other).items()} for other in others)
+    return any(mine <= each for each in theirs)
+
+
+# What a receipt says, whatever the signatures are: its records (place, digest, inputs), and its mean's digest.
+_Content = tuple[tuple[tuple[int, bytes, tuple[int, ...]], ...], bytes]
+
+
+def _given(audit: Audit, salt: bytes, node: NodeId) -> dict[int, tuple[_Content, bytes]]:
+    """The receipts that an auditor was given, as far as those signed them who should have, by their places: the
+    owner's, and of relays whose means are in it."""
+    first, *others = audit.voices[node].receipts or (b"",)
+    owner, receipt = audit.parties.owner, _receipt(first)
+    if receipt is None or not _signed(audit, salt, receipt, owner):
+        return {}
+    found = {owner: (_content(receipt), first)}
+    for record_, data in zip(_sums(receipt), others, strict=False):
+        summed = _receipt(data)
+        if summed is None or not _signed(audit, salt, summed, record_.place):
+            break
+        found[record_.place] = _content(summed), data
+    return found
+
+
+def _content(receipt: Receipt) -> _Content:
+    return tuple((r.place, r.digest, tuple(r.inputs)) for r in receipt.records), receipt.mean
