@@ -23,6 +23,7 @@ class Offence(StrEnum):
     # What costs the others time, and may be nobody's fault:
     LATE = "late"  # did not seal its chunks in time
     SILENT = "silent"  # did not answer in time
+    UNSHOWN = "unshown"  # showed most auditors nothing of what it had sealed, or summed
     ACCUSER = "accuser"  # says of peers, again and again, that it cannot reach them
     OUTLIER = "outlier"  # its delta is unlike all others
     # What a replay of a round shows, which is no proof:

@@ -40,6 +40,8 @@ DOUBTFUL = frozenset({Offence.OUTLIER, Offence.ACCUSER})  # nobody is struck whe
 DELAYS = frozenset({Offence.LATE, Offence.SILENT, Offence.ACCUSER})  # one strike a round for all of these together
 FALSE_STATEMENT_WEIGHT = 4.0  # one: it owns no chunks; two: its work is not taken; one more: it is out
 FALSE_WORK_WEIGHT = 2.5  # one: it owns no chunks; two: its work is not taken; never more
+UNSHOWN_WEIGHT = 4.0  # one: it owns no chunks for 15 rounds; two in 20: its work is not taken; never more
+HEAVIER = {Offence.FALSE_WORK: FALSE_WORK_WEIGHT, Offence.UNSHOWN: UNSHOWN_WEIGHT}
 MIN_PART = 0.05  # of a strike: what delayed a round by less is held against nobody
 TROUBLE_WEIGHT = 1.0  # three in a row: it owns no chunks; six: its work is not taken
 
@@ -103,7 +105,7 @@ def strike(before: Strikes, evidence: Evidence, committed: int) -> Strikes:
         trouble += TROUBLE_WEIGHT * part
         delay = evidence.round, part + (delay[1] if delay[0] == evidence.round else 0.0)
     else:
-        trouble += FALSE_WORK_WEIGHT if evidence.offence is Offence.FALSE_WORK else TROUBLE_WEIGHT
+        trouble += HEAVIER.get(evidence.offence, TROUBLE_WEIGHT)
     free = was in (Consequence.STRUCK, Consequence.NO_OWNER)
     if free and lies + trouble >= CONTRIBUTOR_LIMIT:
         trouble = max(trouble, CONTRIBUTOR_LIMIT * 2**quarantines - lies) if quarantines else trouble

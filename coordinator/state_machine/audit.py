@@ -21,8 +21,10 @@ What an auditor says counts by what others can see of it (`audit_voices`):
                   of its region): the majority of three voices or more convicts the owner (or the relay), or else
                   those that said so were false
     silence       who does not give an auditor what it asks for cannot be told from one whom that auditor slanders:
-                  the majority decides, and it costs strikes, but is no conviction; where there is none, as if who
-                  is spoken of shows some what it does not show others, the round goes on without it, at no charge
+                  the majority decides, and it costs strikes, but is no conviction: more of them where it made what
+                  is audited, and what it makes is drawn more often from then on. Where there is no majority, as if
+                  who is spoken of shows some what it does not show others, the round goes on without it, at no
+                  charge; where two looked, and the other got what it asked for, with it
 
 Whatever does not come to "well" or "it stands" makes all seals of the owner in this round void: its chunks start
 anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong was ever applied.
@@ -55,6 +57,7 @@ from atoll.coordinator.state_machine.conduct import (
     strike_part,
 )
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
+from atoll.coordinator.state_machine.newcomers import excused
 from atoll.coordinator.state_machine.state import (
     Audit,
     Phase,
@@ -68,6 +71,7 @@ from atoll.coordinator.state_machine.state import (
 
 MIN_ABLE = 3  # members that can be dialled, for any audit
 AUDITORS = 2  # of a chunk that is drawn
+UNSHOWN_FACTOR = 8.0  # times as often as others', chunks are drawn of who showed nothing of one before
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
 ENOUGH_VOICES = 2  # that a chunk is too long
 MIN_VOICES = 3  # for a conviction
@@ -107,9 +111,19 @@ def draw(state: State, fresh: Sequence[int], now: float) -> State:
             continue  # with what its owner sealed besides
         if (c, r.ledger.since[c], r.ledger.sealed[c].digest) in told:
             state = _look_into(state, c, now)
-        elif _lot(state, b"draw", c) < limit and _can_be_audited(state, c):
+        elif _lot(state, b"draw", c) < limit * _factor(state, c) and _can_be_audited(state, c):
             state = _open(state, c, AUDITORS, now)
     return state
+
+
+def _factor(state: State, c: int) -> float:
+    """How many times as often as others' this chunk is drawn: one of whom no audit came to an end could go on
+    forging, as silence is no proof."""
+    ledger = state.round.ledger
+    makers = {ledger.sealed[c].by, *(ledger.entries[row[c]].node for row in ledger.relays if c in ledger.layered)}
+    records = (state.conduct.strikes.get(identity(state, node)) for node in makers)
+    unshown = any(record is not None and Offence.UNSHOWN in record.latest for record in records)
+    return UNSHOWN_FACTOR if unshown else 1.0
 
 
 def doubt(state: State, event: SealOutsized, now: float, out: list[Effect]) -> State:
@@ -252,8 +266,10 @@ def _asked(state: State, audit: Audit, nodes: Iterable[NodeId], now: float) -> A
 
 
 def _is_unlikely(state: State, audit: Audit, node: NodeId) -> bool:
-    """Whether others are to be asked rather: the node is likely to be late, or owes the others time."""
-    return owes_time(state, node) or _was_silent(state, node) or _is_too_slow(state, audit, node)
+    """Whether others are to be asked rather: the node is likely to be late, as far as is known, or owes the others
+    time."""
+    unknown = bool(excused(state, [node]))
+    return unknown or owes_time(state, node) or _was_silent(state, node) or _is_too_slow(state, audit, node)
 
 
 def _was_silent(state: State, node: NodeId) -> bool:
@@ -366,11 +382,12 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         missing = max(audit.wanted - len(audit.voices), 1)
         longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * missing else 1.0
         waited, seconds = audit.seconds, min(longer * audit.seconds, state.config.rounds.reduce_timeout)
+        new = excused(state, late)
         for node in sorted(gone | late, key=order):
             state = _lend(state, audit, node, now)
         audit = replace(audit, named=named, silent=silent, seconds=seconds)
         state = _put(state, audit)
-        for node in sorted(late, key=order):
+        for node in sorted(late - new, key=order):
             sentence = f"it did not answer an audit of chunk {audit.chunk} in time"
             part = strike_part(state, waited + REPORT_SECONDS)
             state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
@@ -432,6 +449,8 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     accused = max(accusers, key=lambda p: len(accusers[p]), default=-1)
     if accused >= 0 and len(accusers[accused]) >= len(of[VoiceKind.OTHER]) + len(of[VoiceKind.RELAY]):
         others = [n for n in voices if n != state.round.ledger.entries[accused].node]
+        if not enough and of[VoiceKind.WELL] and accused != audit.parties.owner:
+            return _close(state, [c])  # it shows it to the other one
         most = enough and 2 * len(accusers[accused]) > len(others)
         return _without(state, audit, accused, most, now, out)
     why = f"the members that audited chunk {c} do not agree"
@@ -497,7 +516,9 @@ def _without(state: State, audit: Audit, place: int, most: bool, now: float, out
     ledger = state.round.ledger
     if node in ledger.contributions and node != audit.owner:
         state = with_round(state, replace(state.round, ledger=book.withdraw(ledger, node)))
-    if most:
+    if most and place in {audit.parties.owner, *audit.parties.relays}:
+        state = charge(state, node, Evidence(r.number, Offence.UNSHOWN, sentence), out)
+    elif most:
         part = strike_part(state, audit.seconds + REPORT_SECONDS)
         state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
     else:

@@ -10,11 +10,13 @@ from atoll.comm.ids import NodeId, Round
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.receipts import sign_input, sign_receipt
 from atoll.comm.replace import replace
+from atoll.comm.strikes import Strikes
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.audit import AUDITORS, DOUBTS, give_time_anew
+from atoll.coordinator.state_machine.members import put
 from atoll.coordinator.state_machine.state import Audit, fail_attempt
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
@@ -218,10 +220,26 @@ def test_what_is_told_and_sealed_with_the_work_of_one_that_is_gone_is_reduced_ag
     assert world.state.round.ledger.attempt == 3 and not world.state.round.ledger.sealed.keys() & set(mine)
 
 
-def test_an_owner_that_gives_no_receipt_loses_its_chunks_and_is_remembered() -> None:
+def test_an_owner_that_gives_no_receipt_loses_its_chunks_and_owns_none_for_some_rounds() -> None:
     for world in caught_at_once(liar(3, "seal", "no receipt")):
-        assert world.charged() == {N3: {Offence.SILENT}} and not world.convicted()
+        assert world.charged() == {N3: {Offence.UNSHOWN}} and not world.convicted()
         assert world.state.pending is not None and N3 not in world.state.pending.shares
+        assert conduct.consequence(world.state, N3) is conduct.Consequence.NO_OWNER
+
+
+def test_of_who_showed_no_receipt_chunks_are_drawn_more_often() -> None:
+    drawn = dict[bool, int]()
+    for unshown in (False, True):
+        drawn[unshown] = 0
+        for nonce in nonces(0, 20):
+            world = AuditWorld(nonce)
+            record = Strikes(N3, latest={Offence.UNSHOWN: 0})
+            strikes = {conduct.identity(world.state, N3): record} if unshown else {}
+            world.state = replace(world.state, conduct=replace(world.state.conduct, strikes=strikes))
+            for event in list(world.due()):
+                world.feed(event)
+            drawn[unshown] += sum(audit.owner == N3 for audit in world.state.round.audits.values())
+    assert 4 * drawn[False] < drawn[True]
 
 
 def test_a_contributor_that_shows_other_bytes_than_it_sent_is_banned() -> None:
@@ -243,7 +261,8 @@ def test_a_contributor_that_shows_some_what_it_does_not_show_others_does_not_hol
     count: int, others: tuple[str, ...]
 ) -> None:
     for world in caught_at_once(liar(3, "half input", *others), count):
-        assert world.charged().get(N3, set()) <= {Offence.SILENT, Offence.FALSE_AUDIT} and not world.convicted()
+        may_be = {Offence.SILENT, Offence.UNSHOWN, Offence.FALSE_AUDIT}
+        assert world.charged().get(N3, set()) <= may_be and not world.convicted()
         assert world.state.pending is not None and world.state.pending.attempts <= 4
 
 
@@ -304,6 +323,46 @@ def test_an_auditor_that_slanders_a_contributor_harms_nobody() -> None:
     for world in caught_at_once(liar(3, "slander")):
         assert not world.charged()
         assert world.state.pending is not None and world.state.pending.attempts == 1
+
+
+def test_of_three_that_can_be_dialled_one_word_leaves_out_nobody_that_shows_the_other_what_it_has() -> None:
+    """Five more are leaves, which are asked, and ask nobody."""
+    n7 = NodeId("n7")
+    for nonce in nonces(0, 3):
+        world = AuditWorld(nonce, count=8, leaves=5, audit="1000")
+        for event in list(world.due()):
+            world.feed(event)
+        while audits := [a for a in world.state.round.audits.values() if a.named.keys() - a.voices.keys()]:
+            for audit in audits:
+                for node in audit.named.keys() - audit.voices.keys():
+                    said = world.finding(node, audit)
+                    slandered = replace(said, digest=b"", silent=(world.place(n7),))
+                    world.feed(slandered if node == N2 else said)
+        world.run()
+        assert world.state.pending is not None and world.state.pending.attempts == 1
+        assert n7 in world.state.pending.contributors and not world.decisions
+
+
+def test_a_newcomer_audits_where_others_cannot_and_is_not_struck_for_a_slow_link() -> None:
+    """Among others that were in exchanges; then where those are the owner, and one that is silent."""
+    n8 = NodeId("n8")
+    for nonce in nonces(0, 20):
+        world = AuditWorld(nonce, liar(8, "mute"), audit="1000")
+        put_exchanged(world, besides=n8)
+        world.run()
+        assert world.audited and not world.decisions
+    world = AuditWorld(b"nonce", liar(2, "mute") | liar(3, "mute"), count=4, leaves=1, audit="1000", chunks=1)
+    assert world.state.round.ledger.owners == (N1,)
+    put_exchanged(world, besides=N3)
+    world.run()
+    assert world.charged() == {N2: {Offence.SILENT}} and conduct.owes_time(world.state, N3)
+
+
+def put_exchanged(world: AuditWorld, besides: NodeId) -> None:
+    """Make all but this one members that were in exchanges before."""
+    here = world.state.members.here
+    new = (replace(member, exchanged=node != besides) for node, member in here.items())
+    world.state = replace(world.state, members=put(world.state.members, *new))
 
 
 def test_of_three_members_one_word_charges_nobody_that_it_says_shows_nothing() -> None:

@@ -8,6 +8,7 @@ import pytest
 from audit_runs import COLLUDE, SEALS, caught, honest_convicted, long_run
 from audit_world import AuditWorld, Lies, liar, nonces
 
+from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
 
 
@@ -33,6 +34,19 @@ def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -
     runs = [long_run(run, lies) for run in range(3)]
     assert all(world.state.committed == 20 for world in runs)
     assert {node for world in runs for node in world.charged()} <= {NodeId("n3")}
+
+
+def test_an_owner_that_forges_and_shows_no_auditor_anything_gets_little_into_the_model_once_that_is_seen() -> None:
+    """Silence is no proof: it is not banned, and goes on."""
+    n3 = NodeId("n3")
+    for run in range(3):
+        world, forged = AuditWorld(b"run %d" % run, liar(3, "seal", "no receipt")), 0
+        for _ in range(60):
+            seen = bool(world.decisions)
+            forged += bool(world.run().wrong()) and seen
+            world.go_on()
+        assert world.charged() == {n3: {Offence.UNSHOWN}} and not world.convicted()
+        assert forged <= 3
 
 
 @pytest.mark.long
