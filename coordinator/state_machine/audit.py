@@ -191,12 +191,17 @@ def _reduce_again(state: State, c: int, now: float) -> State:
 
 
 def _open(state: State, c: int, auditors: int, now: float) -> State:
-    """Begin the audit of a chunk that its owner sealed, or have it done by more."""
-    ledger, audit = state.round.ledger, state.round.audits.get(c)
-    if audit is None:
-        seal, seconds = ledger.sealed[c], _seconds(state, c, now)
-        shown_by = parties(state, c, seal.inputs)
-        assert shown_by is not None  # else it cannot be audited
+    """Begin the audit of a sealed chunk, or have it done by more. Who has looked at it has spoken."""
+    ledger, audit = state.round.ledger, state.round.audits.get(c, state.round.audited.get(c))
+    seal, shown_by = ledger.sealed[c], parties(state, c, ledger.sealed[c].inputs)
+    assert shown_by is not None  # else it cannot be audited
+    known = audit is not None and (audit.since, audit.digest, audit.parties) == (
+        ledger.since[c],
+        seal.digest,
+        shown_by,
+    )
+    if audit is None or not known:
+        seconds = _seconds(state, c, now)
         audit = Audit(c, ledger.since[c], seal.by, seal.digest, seal.inputs, shown_by, seconds, auditors)
     return _put(state, _name(state, replace(audit, wanted=auditors), auditors, now))
 
@@ -296,6 +301,12 @@ def _put(state: State, audit: Audit) -> State:
 def _close(state: State, chunks: Iterable[int]) -> State:
     r, over = state.round, set(chunks)
     return with_round(state, replace(r, audits={c: a for c, a in r.audits.items() if c not in over}))
+
+
+def _found_well(state: State, audit: Audit) -> State:
+    """The audit is over, and the chunk stands."""
+    r = state.round
+    return _close(with_round(state, replace(r, audited=r.audited | {audit.chunk: audit})), [audit.chunk])
 
 
 # Reports
@@ -410,8 +421,8 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         return _verdict(state, audit, now, out)
     if not audit.voices:
         out.append(Note(f"round {r.number}: nobody could audit chunk {audit.chunk}"))
-        state = _reduce_again(state, audit.chunk, now)
-    return _close(state, [audit.chunk])
+        return _close(_reduce_again(state, audit.chunk, now), [audit.chunk])
+    return _found_well(state, audit)
 
 
 def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State:
@@ -421,7 +432,7 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     total, enough = len(voices), len(voices) >= MIN_VOICES
     of = {kind: [n for n, voice in voices.items() if voice.kind is kind] for kind in VoiceKind}
     if 2 * len(of[VoiceKind.WELL]) > total:
-        state = _close(state, [c])
+        state = _found_well(state, audit)
         for node in (*of[VoiceKind.OTHER], *of[VoiceKind.RELAY]):
             if enough and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):
                 state = _charge_false(state, audit, node, out)
@@ -450,7 +461,7 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     if accused >= 0 and len(accusers[accused]) >= len(of[VoiceKind.OTHER]) + len(of[VoiceKind.RELAY]):
         others = [n for n in voices if n != state.round.ledger.entries[accused].node]
         if not enough and of[VoiceKind.WELL] and accused != audit.parties.owner:
-            return _close(state, [c])  # it shows it to the other one
+            return _found_well(state, audit)  # it shows it to the other one
         most = enough and 2 * len(accusers[accused]) > len(others)
         return _without(state, audit, accused, most, now, out)
     why = f"the members that audited chunk {c} do not agree"

@@ -175,6 +175,7 @@ class RoundState(Struct, frozen=True, gc=False):
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     salt: bytes = b""  # what its contributions are signed with; empty: they are not
     audits: dict[int, Audit] = {}  # that are not over, by chunk
+    audited: dict[int, Audit] = {}  # that are over, and found it well, by chunk
     outsized: frozenset[Told] = frozenset()  # of what was sealed, as members told
     distrusted: frozenset[NodeId] = frozenset()  # who is to own nothing in this round, though nothing is proven
     levels: int = 1  # of its first attempt
@@ -563,7 +564,8 @@ def start_over(state: State) -> State:
     r = state.round
     ledger = Ledger(attempt=r.ledger.attempt)
     return with_round(
-        state, replace(r, phase=Phase.WAITING, plan=None, ledger=ledger, completions={}, audits={}, salt=b"")
+        state,
+        replace(r, phase=Phase.WAITING, plan=None, ledger=ledger, completions={}, audits={}, audited={}, salt=b""),
     )
 
 

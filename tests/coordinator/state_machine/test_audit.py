@@ -71,6 +71,24 @@ def test_who_says_of_everything_that_it_is_too_long_has_two_chunks_audited_that_
         assert sum("times as long" in note for note in world.notes) == DOUBTS
 
 
+def test_who_has_found_a_chunk_well_is_not_asked_again_when_somebody_says_that_it_is_too_long() -> None:
+    """Its view may never have shown that the audit was over: it would not look at the same order again."""
+    world = AuditWorld(b"0", audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    [audit, *_] = world.state.round.audits.values()
+    c, looked = audit.chunk, audit.named.keys()
+    for node in looked:
+        world.feed(world.finding(node, audit))
+    assert c not in world.state.round.audits
+    liar_ = next(node for node in world.state.round.ledger.members if node not in {audit.owner, *looked})
+    world.feed(word(world, liar_, c, audit.digest))
+    again = world.state.round.audits[c]
+    assert len(again.named) == 3 and again.voices.keys() == looked
+    world.run()
+    assert not world.decisions
+
+
 def test_what_is_too_long_is_said_where_nothing_is_audited() -> None:
     world = AuditWorld(b"0", liar(1, "seal", "vast"), audit="0").run()
     assert not world.audited and any("nothing is audited" in note for note in world.notes)

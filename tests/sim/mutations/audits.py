@@ -11,10 +11,73 @@ MACHINE, VOICES = C + "state_machine/audit.py", C + "state_machine/audit_voices.
 
 MUTATIONS = [
     Mutation(
-        "an auditor that answers at the last moment owes nothing",
+        "an auditor that answers is charged for the time it took",
         MACHINE,
-        "    if not event.silent:",
-        "    if False:",
+        "    audit = replace(audit, took=(*audit.took,",
+        "    state = _lend(state, audit, event.node, now)\n    audit = replace(audit, took=(*audit.took,",
+        AUDIT,
+    ),
+    Mutation(
+        "an auditor is charged that was given a receipt which no other one was",
+        MACHINE,
+        "if enough and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):",
+        "if enough:",
+        AUDIT,
+    ),
+    Mutation(
+        "what is said of a relay convicts whoever it is said of first",
+        MACHINE,
+        "against = sorted((n for n in of[kind] if voices[n].place == place), key=order)",
+        "against = sorted(of[kind], key=order)",
+        AUDIT,
+    ),
+    Mutation(
+        "two receipts of a relay for the same mean are none's proof",
+        VOICES,
+        "for place, (content, data) in _given(audit, salt, node).items():",
+        "for place, (content, data) in list(_given(audit, salt, node).items())[:1]:",
+        AUDIT,
+    ),
+    Mutation(
+        "an owner that shows no receipt is only late",
+        MACHINE,
+        "if most and place in {audit.parties.owner, *audit.parties.relays}:",
+        "if False:",
+        AUDIT,
+    ),
+    Mutation(
+        "who showed no receipt is audited as often as others",
+        MACHINE,
+        "return UNSHOWN_FACTOR if unshown else 1.0",
+        "return 1.0",
+        AUDIT,
+    ),
+    Mutation(
+        "one of two auditors has a member left out that shows the other what it has",
+        MACHINE,
+        "if not enough and of[VoiceKind.WELL] and accused != audit.parties.owner:",
+        "if False:",
+        AUDIT,
+    ),
+    Mutation(
+        "a newcomer is named for audits as anybody is",
+        MACHINE,
+        "unknown = bool(excused(state, [node]))",
+        "unknown = False",
+        AUDIT,
+    ),
+    Mutation(
+        "a newcomer is struck for its slow link in an audit",
+        MACHINE,
+        "for node in sorted(late - new, key=order):",
+        "for node in sorted(late, key=order):",
+        AUDIT,
+    ),
+    Mutation(
+        "who has found a chunk well is asked again",
+        MACHINE,
+        "state.round.audits.get(c, state.round.audited.get(c))",
+        "state.round.audits.get(c)",
         AUDIT,
     ),
     Mutation(
@@ -27,8 +90,8 @@ MUTATIONS = [
     Mutation(
         "who owes the others time audits as anybody does",
         MACHINE,
-        "return owes_time(state, node) or _was_silent",
-        "return _was_silent",
+        "return unknown or owes_time(state, node) or _was_silent",
+        "return unknown or _was_silent",
         AUDIT,
     ),
     Mutation(
