@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -403,14 +404,8 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
     HTTP_URL is the coordinator's page, or HOST:PORT; without it, where a coordinator on this machine has it by
     default.
     """
-    try:
+    with _hint_of_replay(http_url, state_dir):
         run = fetch(page_address(http_url, state_dir) + "/api/run")
-    except Unreachable as error:
-        if state_dir is None or http_url:
-            raise
-        raise Unreachable(
-            f"{error} `atoll replay {shlex.quote(str(state_dir))}` shows the run as it was"
-        ) from None
     if as_json:
         click.echo(json.dumps(run))
         return
@@ -420,7 +415,7 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
 
 
 @click.command()
-@click.argument("place")
+@click.argument("place", default=lambda: default_state_dir("coordinator"))
 @click.option("--http", default=REPLAY_ADDRESS, show_default=True, help="HOST:PORT of the read-only page.")
 @click.option("--terminal", is_flag=True, help="Show it here, as `atoll status` does, instead of in a page.")
 @click.option("--round", "number", type=click.IntRange(1), help="Begin with the run as of this round; the last.")
@@ -429,9 +424,9 @@ def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> 
 def replay(place: str, http: str, terminal: bool, number: int | None, all_: bool, as_json: bool) -> None:
     """Show a past run in the page that it had, with a scrubber over its rounds.
 
-    PLACE is a coordinator's state directory, or what `--archive` was: a folder, or a store's URL. In a terminal
-    the keys left and right go by a round, page up and down by a tenth of the run, home and end to its ends; space
-    plays, q ends it.
+    PLACE is a coordinator's state directory (its default one, if none is given), or what `--archive` was: a
+    folder, or a store's URL. In a terminal the keys left and right go by a round, page up and down by a tenth of
+    the run, home and end to its ends; space plays, q ends it.
     """
     from atoll.coordinator.monitor.replay import opened
     from atoll.coordinator.monitor.run_answers import RunAnswers
@@ -464,7 +459,8 @@ def contributions(http_url: str, state_dir: Path | None, all_: bool, as_json: bo
     by its key, whatever it calls itself.
     """
     url = f"{page_address(http_url, state_dir)}/api/contributions"
-    said = all_accounts(url) if all_ or as_json else fetch(f"{url}?limit={ACCOUNTS_SHOWN}")
+    with _hint_of_replay(http_url, state_dir):
+        said = all_accounts(url) if all_ or as_json else fetch(f"{url}?limit={ACCOUNTS_SHOWN}")
     if as_json:
         click.echo(json.dumps(said))
         return
@@ -490,6 +486,19 @@ def all_accounts(url: str) -> dict[str, Any]:
         for what in ("owners", "nodes"):
             said[what] += more[what]
     return said
+
+
+@contextmanager
+def _hint_of_replay(http_url: str, state_dir: Path | None) -> Iterator[None]:
+    """Where no page answers, say how the run of this state directory, or the default one, is looked at."""
+    try:
+        yield
+    except Unreachable as error:
+        folder = state_dir or default_state_dir("coordinator")
+        if http_url or (state_dir is None and not folder.is_dir()):
+            raise
+        place = "" if state_dir is None else f" {shlex.quote(str(state_dir))}"
+        raise Unreachable(f"{error} `atoll replay{place}` shows the run as it was") from None
 
 
 def page_address(http_url: str, state_dir: Path | None) -> str:

@@ -17,7 +17,7 @@ import uvicorn
 from msgspec import to_builtins
 
 from atoll.comm.addresses import is_local_host, is_loopback
-from atoll.comm.build_info import installed_version
+from atoll.comm.build_info import full_version
 from atoll.comm.config.beginning import beginning
 from atoll.comm.config.run import RunConfig, from_json, to_json
 from atoll.comm.config.security import PrivateAddresses, TlsMode
@@ -42,7 +42,7 @@ from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RecordOptions, RunRecords
 from atoll.coordinator.state_machine.events import Effect, Publish
-from atoll.coordinator.state_machine.state import CLOSING
+from atoll.coordinator.state_machine.state import CLOSING, Phase
 from atoll.coordinator.tracking.tracker import WANDB_ID, Tracker
 from atoll.coordinator.tracking.view import save_view
 
@@ -134,7 +134,8 @@ async def _serve(
     stop, at_once = _signals()
     log.info(f"run {config.name}: nodes join at {address}, page at {http_url}")
     committed = plane.event_loop.state.committed
-    log.info(f"the run goes on after round {committed}" if committed else f"the run {beginning(config)}")
+    goes_on = "is finished" if plane.event_loop.state.round.phase is Phase.FINISHED else "goes on"
+    log.info(f"the run {goes_on} after round {committed}" if committed else f"the run {beginning(config)}")
     log.info("both planes are encrypted" if certificate is not None else "nothing is encrypted (security.tls)")
     stopping = asyncio.create_task(stop.wait())
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([behind]))]
@@ -227,12 +228,14 @@ def _same_run(journal: Journal, config: RunConfig) -> None:
 
 def _no_other_version(journal: Journal) -> None:
     """What is in no snapshot yet, as a coordinator was killed, its own version alone is sure to take in as it did:
-    another might decide otherwise what members have already acted on."""
-    here, wrote = installed_version(), journal.meta(VERSION)
-    if wrote is not None and wrote != here and (count := journal.events_since_snapshot):
+    another might decide otherwise what members have already acted on. Where files of a clone were changed since,
+    which may be a run's config alone, it is taken for the same."""
+    here, wrote = full_version().replace("-dirty", ""), journal.meta(VERSION)
+    if wrote != here and (count := journal.events_since_snapshot):
+        which = "another version" if wrote is None else f"version {wrote}"
         raise ConfigError(
-            f"version {wrote} of atoll was killed here; its latest events (of which there are {count}) it alone "
-            f"takes in as before, and this is {here}: start {wrote} once more, stop it (SIGTERM), then start this"
+            f"{which} of atoll was killed here; its latest events (of which there are {count}) it alone takes in "
+            f"as before, and this is {here}: start that one once more, stop it (SIGTERM), then start this"
         )
     if wrote != here:
         journal.set_meta(VERSION, here)

@@ -11,6 +11,7 @@ The lies, of which a node may have several:
     deceive first   it gives the auditor that is named first another one, which holds, for another content of its
                     own, and shows it that: of a chunk that it owns, or sums for its region
     deceive last    the same, of the auditor that is named last
+    only as relay   it deceives so of no chunk that it owns
     input           it shows another contribution than it sent, signed
     no input        it shows none
     half input      it shows it to every other auditor
@@ -261,6 +262,8 @@ class AuditWorld:
     def deceived(self, maker: int, audit: Audit, auditor: NodeId) -> bool:
         """Whether the member at the place `maker`, which owns the chunk or sums for it, deceives the auditor."""
         lies, named = self.lies_of(self.node(maker)), self.first.get((audit.chunk, audit.since), ())
+        if "only as relay" in lies and self.node(maker) == audit.owner:
+            return False
         return bool(named) and (
             ("deceive first" in lies and auditor == named[0]) or ("deceive last" in lies and auditor == named[-1])
         )

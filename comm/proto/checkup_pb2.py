@@ -24,31 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61toll/comm/proto/checkup.proto\x12\x08\x61toll.v1\"C\n\x06\x43\x61ller\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\"\xa4\x01\n\tLookReply\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0f\n\x07members\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07penalty\x18\x05 \x01(\t\x12\x0f\n\x07private\x18\x06 \x01(\x08\x12\x10\n\x08gateways\x18\x07 \x03(\t\x12\x16\n\x0epenalty_passes\x18\x08 \x01(\x08\x12\x0e\n\x06joined\x18\t \x01(\x08\"Q\n\x0f\x44ialBackRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.atoll.v1.Caller\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pin\x18\x03 \x01(\t\"L\n\rDialBackReply\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.atoll.v1.DialBackOutcome\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"A\n\x0eReceiveRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.atoll.v1.Caller\x12\r\n\x05\x62ytes\x18\x02 \x01(\r\"\x15\n\x05\x42lock\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"=\n\x0bSendRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.atoll.v1.Caller\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"+\n\tSendReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01*:\n\x0f\x44ialBackOutcome\x12\r\n\tTIMED_OUT\x10\x00\x12\x0b\n\x07REFUSED\x10\x01\x12\x0b\n\x07REACHED\x10\x02\x32\xe6\x01\n\x07\x43heckup\x12-\n\x04Look\x12\x10.atoll.v1.Caller\x1a\x13.atoll.v1.LookReply\x12>\n\x08\x44ialBack\x12\x19.atoll.v1.DialBackRequest\x1a\x17.atoll.v1.DialBackReply\x12\x36\n\x07Receive\x12\x18.atoll.v1.ReceiveRequest\x1a\x0f.atoll.v1.Block0\x01\x12\x34\n\x04Send\x12\x15.atoll.v1.SendRequest\x1a\x13.atoll.v1.SendReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61toll/comm/proto/checkup.proto\x12\x08\x61toll.v1\"C\n\x06\x43\x61ller\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\"\xb6\x01\n\tLookReply\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0f\n\x07members\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07penalty\x18\x05 \x01(\t\x12\x0f\n\x07private\x18\x06 \x01(\x08\x12\x10\n\x08gateways\x18\x07 \x03(\t\x12\x16\n\x0epenalty_passes\x18\x08 \x01(\x08\x12\x0e\n\x06joined\x18\t \x01(\x08\x12\x10\n\x08\x66inished\x18\n \x01(\x08\"Q\n\x0f\x44ialBackRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.atoll.v1.Caller\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03pin\x18\x03 \x01(\t\"L\n\rDialBackReply\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.atoll.v1.DialBackOutcome\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"A\n\x0eReceiveRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.atoll.v1.Caller\x12\r\n\x05\x62ytes\x18\x02 \x01(\r\"\x15\n\x05\x42lock\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"=\n\x0bSendRequest\x12 \n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x10.atoll.v1.Caller\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"+\n\tSendReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\r\x12\x0f\n\x07seconds\x18\x02 \x01(\x01*:\n\x0f\x44ialBackOutcome\x12\r\n\tTIMED_OUT\x10\x00\x12\x0b\n\x07REFUSED\x10\x01\x12\x0b\n\x07REACHED\x10\x02\x32\xe6\x01\n\x07\x43heckup\x12-\n\x04Look\x12\x10.atoll.v1.Caller\x1a\x13.atoll.v1.LookReply\x12>\n\x08\x44ialBack\x12\x19.atoll.v1.DialBackRequest\x1a\x17.atoll.v1.DialBackReply\x12\x36\n\x07Receive\x12\x18.atoll.v1.ReceiveRequest\x1a\x0f.atoll.v1.Block0\x01\x12\x34\n\x04Send\x12\x15.atoll.v1.SendRequest\x1a\x13.atoll.v1.SendReply(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.comm.proto.checkup_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DIALBACKOUTCOME']._serialized_start=639
-  _globals['_DIALBACKOUTCOME']._serialized_end=697
+  _globals['_DIALBACKOUTCOME']._serialized_start=657
+  _globals['_DIALBACKOUTCOME']._serialized_end=715
   _globals['_CALLER']._serialized_start=44
   _globals['_CALLER']._serialized_end=111
   _globals['_LOOKREPLY']._serialized_start=114
-  _globals['_LOOKREPLY']._serialized_end=278
-  _globals['_DIALBACKREQUEST']._serialized_start=280
-  _globals['_DIALBACKREQUEST']._serialized_end=361
-  _globals['_DIALBACKREPLY']._serialized_start=363
-  _globals['_DIALBACKREPLY']._serialized_end=439
-  _globals['_RECEIVEREQUEST']._serialized_start=441
-  _globals['_RECEIVEREQUEST']._serialized_end=506
-  _globals['_BLOCK']._serialized_start=508
-  _globals['_BLOCK']._serialized_end=529
-  _globals['_SENDREQUEST']._serialized_start=531
-  _globals['_SENDREQUEST']._serialized_end=592
-  _globals['_SENDREPLY']._serialized_start=594
-  _globals['_SENDREPLY']._serialized_end=637
-  _globals['_CHECKUP']._serialized_start=700
-  _globals['_CHECKUP']._serialized_end=930
+  _globals['_LOOKREPLY']._serialized_end=296
+  _globals['_DIALBACKREQUEST']._serialized_start=298
+  _globals['_DIALBACKREQUEST']._serialized_end=379
+  _globals['_DIALBACKREPLY']._serialized_start=381
+  _globals['_DIALBACKREPLY']._serialized_end=457
+  _globals['_RECEIVEREQUEST']._serialized_start=459
+  _globals['_RECEIVEREQUEST']._serialized_end=524
+  _globals['_BLOCK']._serialized_start=526
+  _globals['_BLOCK']._serialized_end=547
+  _globals['_SENDREQUEST']._serialized_start=549
+  _globals['_SENDREQUEST']._serialized_end=610
+  _globals['_SENDREPLY']._serialized_start=612
+  _globals['_SENDREPLY']._serialized_end=655
+  _globals['_CHECKUP']._serialized_start=718
+  _globals['_CHECKUP']._serialized_end=948
 # @@protoc_insertion_point(module_scope)

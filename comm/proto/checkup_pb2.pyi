@@ -84,6 +84,7 @@ class LookReply(_message.Message):
     GATEWAYS_FIELD_NUMBER: _builtins.int
     PENALTY_PASSES_FIELD_NUMBER: _builtins.int
     JOINED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     config: _builtins.bytes
     """the run's, as JSON"""
     time: _builtins.float
@@ -100,6 +101,8 @@ class LookReply(_message.Message):
     """it would be let in later"""
     joined: _builtins.bool
     """this node has, before: it needs no invite"""
+    finished: _builtins.bool
+    """the run has all its rounds"""
     @_builtins.property
     def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """multiaddrs by which the run's members can be reached who cannot be dialled"""
@@ -116,10 +119,11 @@ class LookReply(_message.Message):
         gateways: _abc.Iterable[_builtins.str] | None = ...,
         penalty_passes: _builtins.bool = ...,
         joined: _builtins.bool = ...,
+        finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "gateways", b"gateways", "host", b"host", "joined", b"joined", "members", b"members", "penalty", b"penalty", "penalty_passes", b"penalty_passes", "private", b"private", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "finished", b"finished", "gateways", b"gateways", "host", b"host", "joined", b"joined", "members", b"members", "penalty", b"penalty", "penalty_passes", b"penalty_passes", "private", b"private", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

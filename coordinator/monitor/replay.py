@@ -106,8 +106,10 @@ def opened(place: str) -> Iterator[PastRun]:
         archive = RecordArchive(opened_store(place if folder is None else str(folder)))
         facts = archive.facts()
         if facts is None and not archive.spans():
+            inner = Path(place) / "coordinator"
+            hint = f": {inner} has" if folder is not None and (inner / "journal.sqlite").exists() else ""
             raise ConfigError(
-                f"{place} has neither a coordinator's journal nor records of a run: give a coordinator's "
+                f"{place} has neither a coordinator's journal nor records of a run{hint}: give a coordinator's "
                 "--state-dir, or what --archive was"
             )
         configs = facts.configs.values() if facts is not None else ()

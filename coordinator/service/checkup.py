@@ -39,6 +39,7 @@ from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.refusals import barred
 from atoll.coordinator.service.run_gateways import RunGateways
 from atoll.coordinator.state_machine.members import Member
+from atoll.coordinator.state_machine.state import Phase
 
 SERVICE = "atoll.v1.Checkup"
 LOOKS = RateLimit(0.5, 30)  # of one address, and of one node
@@ -157,6 +158,7 @@ class CheckupService:
             private=self._private,
             gateways=self._gateways.told,
             joined=node is not None,
+            finished=state.round.phase is Phase.FINISHED,
         )
 
     async def DialBack(self, request: cp.DialBackRequest, context: Context) -> cp.DialBackReply:

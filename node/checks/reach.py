@@ -61,6 +61,8 @@ def invite_check(sight: RunSight) -> Check:
         kind = RefusedForNow if sight.penalty_passes else Refused
         return Check("invite", False, sight.penalty, remedy, kind.exit_code)
     run = f"run {sight.run.name}, with {sight.members} {plural('member', sight.members)} now"
+    if sight.finished:
+        return Check("invite", True, f"for {run}; it is finished, and trains no more")
     if sight.joined:
         return Check("invite", True, f"not needed any more, used up or not: this node has joined {run}")
     return Check("invite", True, f"good for {run}")

@@ -54,6 +54,7 @@ class RunSight:
     gateways: tuple[str, ...] = ()  # multiaddrs by which members are reached who cannot be dialled
     penalty_passes: bool = False  # it would be let in later
     joined: bool = False  # this node has, before: it needs no invite
+    finished: bool = False  # the run has all its rounds
 
 
 class CheckupClient:
@@ -83,9 +84,9 @@ class CheckupClient:
             if seconds < best:
                 best, ahead = seconds, begun_at + seconds / 2 - reply.time
         run = from_json(reply.config)
-        ways, passes, joined = tuple(reply.gateways), reply.penalty_passes, reply.joined
+        ways, rest = tuple(reply.gateways), (reply.penalty_passes, reply.joined, reply.finished)
         told = reply.members, reply.host, reply.penalty, reply.private
-        return RunSight(run, *told, best, ahead, ways, passes, joined)
+        return RunSight(run, *told, best, ahead, ways, *rest)
 
     async def dial_back(self, address: str, pin: Pin) -> cp.DialBackReply:
         """Have the coordinator dial this machine's data plane at `address`, host:port, of which the host may be

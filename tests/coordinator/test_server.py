@@ -168,9 +168,14 @@ def test_what_a_killed_coordinator_was_told_last_no_other_version_takes_in(
         _no_other_version(journal)
         journal.append([(1.0, ev.Started(1, b"nonce"))], [], [], [])
         _no_other_version(journal)
-        monkeypatch.setattr(server, "installed_version", lambda: "9.9.9")
-        with pytest.raises(ConfigError, match=r"of which there are 1\) it alone .* this is 9\.9\.9: start"):
-            _no_other_version(journal)
+        for version in ("9.9.9", "9.9.9-dirty"):
+            monkeypatch.setattr(server, "full_version", lambda version=version: version)
+            with pytest.raises(ConfigError, match=r"of which there are 1\) it alone .* this is 9\.9\.9: start"):
+                _no_other_version(journal)
         journal.snapshot(1.0, b"all of it")
         _no_other_version(journal)
         assert journal.meta("version") == "9.9.9"
+    with closing(Journal(tmp_path / "old")) as journal:  # of a version that did not say which it was
+        journal.append([(1.0, ev.Started(1, b"nonce"))], [], [], [])
+        with pytest.raises(ConfigError, match="another version of atoll was killed here"):
+            _no_other_version(journal)

@@ -25,13 +25,6 @@ MUTATIONS = [
         AUDIT,
     ),
     Mutation(
-        "what is said of a relay convicts whoever it is said of first",
-        MACHINE,
-        "against = sorted((n for n in of[kind] if voices[n].place == place), key=order)",
-        "against = sorted(of[kind], key=order)",
-        AUDIT,
-    ),
-    Mutation(
         "two receipts of a relay for the same mean are none's proof",
         VOICES,
         "for place, (content, data) in _given(audit, salt, node).items():",
