@@ -549,6 +549,15 @@ def test_an_auditor_that_is_waited_for_in_vain_owes_that_time_however_it_ends(ho
     assert all(slow not in each.named for each in world.state.round.audits.values())
 
 
+def test_who_owes_the_others_time_is_not_named_where_others_can_audit() -> None:
+    world = AuditWorld(b"0", audit="1000")
+    world.state = conduct.lend_time(world.state, N3, 60.0)
+    for event in list(world.due()):
+        world.feed(event)
+    audits = world.state.round.audits.values()
+    assert len(audits) == world.chunks and all(N3 not in audit.named for audit in audits)
+
+
 def test_an_auditor_that_answers_at_the_last_moment_owes_nothing_as_others_may_have_kept_it_waiting() -> None:
     """Who contributed, or sealed, chooses whom it shows at once what it has, and whom in the last moment."""
     world = AuditWorld(b"0", audit="1000")
