@@ -7,7 +7,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.strikes import FALSE_STATEMENTS, PROVEN, Strikes, decay, remember, strike
 
 NODE = NodeId("n1")
-TROUBLE = [o for o in Offence if o not in FALSE_STATEMENTS | PROVEN | {Offence.FALSE_WORK}]
+TROUBLE = [o for o in Offence if o not in FALSE_STATEMENTS | PROVEN | {Offence.FALSE_WORK, Offence.UNSHOWN}]
 
 
 def struck(offence: Offence, rounds: list[int], before: Strikes | None = None) -> Strikes:
@@ -36,6 +36,15 @@ def test_work_that_was_not_done_costs_the_chunks_then_the_contribution_and_nothi
     found = [struck(Offence.FALSE_WORK, list(range(k))).consequence(k - 1) for k in range(1, 200)]
     assert found[:2] == [Consequence.NO_OWNER] * 2
     assert set(found[2:]) == {Consequence.NO_CONTRIBUTOR}
+
+
+def test_chunks_that_nobody_is_shown_cost_the_chunks_for_some_rounds_then_the_contribution_and_nothing_more() -> (
+    None
+):
+    once = struck(Offence.UNSHOWN, [0])
+    assert [once.consequence(k) for k in (0, 14, 16)] == [Consequence.NO_OWNER] * 2 + [Consequence.STRUCK]
+    often = [struck(Offence.UNSHOWN, list(range(k))).consequence(k - 1) for k in range(2, 200)]
+    assert set(often) == {Consequence.NO_CONTRIBUTOR}
 
 
 @pytest.mark.parametrize("offence", TROUBLE)

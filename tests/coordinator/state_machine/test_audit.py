@@ -384,6 +384,18 @@ def put_exchanged(world: AuditWorld, besides: NodeId) -> None:
     world.state = replace(world.state, members=put(world.state.members, *new))
 
 
+def test_of_three_members_two_words_charge_nobody_that_they_say_shows_nothing() -> None:
+    world = AuditWorld(b"nonce", count=3, audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    audit = next(a for a in world.state.round.audits.values() if a.owner == N3)
+    for node in audit.named:
+        world.feed(replace(world.finding(node, audit), digest=b"", silent=(audit.parties.owner,)))
+    world.feed(ev.Tick())
+    assert world.state.round.number == 1 and not world.decisions
+    assert N3 in world.state.round.distrusted
+
+
 def test_of_three_members_one_word_charges_nobody_that_it_says_shows_nothing() -> None:
     """Not the other auditor either, which does not speak of itself."""
     world = AuditWorld(b"nonce", count=3, audit="1000")
@@ -639,7 +651,9 @@ def test_a_mute_auditor_holds_a_round_up_for_a_few_seconds_and_is_not_named_agai
     for world in caught_at_once(liar(3, "mute")):
         assert world.now - 10.0 <= 8.0
         again = AuditWorld(b"later", audit="1000")
-        again.state = replace(again.state, conduct=world.state.conduct)
+        (who, record), *_ = world.state.conduct.strikes.items()
+        strikes = {who: replace(record, owes_until=0)}  # it owes no time any more
+        again.state = replace(again.state, conduct=replace(again.state.conduct, strikes=strikes))
         for event in list(again.due()):
             again.feed(event)
         audits = again.state.round.audits.values()
