@@ -6,6 +6,7 @@ The lies, of which a node may have several:
     seal            it seals something else, of all its chunks
     vast            what it seals so is longer than any delta, and others see that
     no receipt      it gives auditors no receipt
+    half receipt    it gives one to every other auditor
     bad receipt     it signs one that lacks an input
     two receipts    it gives every other auditor another one
     deceive first   it gives the auditor that is named first another one, which holds, for another content of its
@@ -15,6 +16,7 @@ The lies, of which a node may have several:
     input           it shows another contribution than it sent, signed
     no input        it shows none
     half input      it shows it to every other auditor
+    shield          it shows none of what a partner sealed falsely
     sum             as a relay it signs something else than its region's mean
     nested sum      as a relay it signs that its region's mean is made of another mean
     no sum          as a relay it signs a mean of contributions of which there is none
@@ -320,10 +322,12 @@ class AuditWorld:
         if "cover" in lies and (false_sum or "seal" in self.lies_of(audit.owner)):
             return said(audit.digest)
         owner = self.lies_of(audit.owner)
-        if "no receipt" in owner:
+        if "no receipt" in owner or ("half receipt" in owner and int(node[1:]) % 2):
             return said(silent=(self.place(audit.owner),))
         honest = not lies & {"audit", "invention", "slander"}
-        liars = [i for i in inputs if self.shows_no(self.node(i), node) or "input" in self.lies_of(self.node(i))]
+        liars = [
+            i for i in inputs if self.shows_no(self.node(i), node, owner) or "input" in self.lies_of(self.node(i))
+        ]
         liars = [i for i in liars if self.node(i) != node]
         by_owner = self.deceived(self.place(audit.owner), audit, node)
         by_relay = bool(summed) and self.deceived(relay, audit, node)
@@ -361,9 +365,11 @@ class AuditWorld:
             return said(receipts=(receipt, *self.relayed(audit, node)), relay=relay)
         return said(digest(b"deceived", mean) if by_owner else mean, receipts=(receipt,))
 
-    def shows_no(self, node: NodeId, auditor: NodeId) -> bool:
-        """Whether a member does not show its contributions to an auditor."""
+    def shows_no(self, node: NodeId, auditor: NodeId, owner: frozenset[str]) -> bool:
+        """Whether a member shows its contributions to no auditor of what an owner with these lies sealed."""
         lies = self.lies_of(node)
+        if "shield" in lies and "seal" in owner:
+            return True
         return "no input" in lies or ("half input" in lies and int(auditor[1:]) % 2 == 0)
 
     # What came of it

@@ -54,7 +54,9 @@ from atoll.coordinator.state_machine.conduct import (
     lend_time,
     may_own,
     owes_time,
+    remember_unaudited,
     strike_part,
+    unaudited_lately,
 )
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
 from atoll.coordinator.state_machine.newcomers import excused
@@ -71,7 +73,7 @@ from atoll.coordinator.state_machine.state import (
 
 MIN_ABLE = 3  # members that can be dialled, for any audit
 AUDITORS = 2  # of a chunk that is drawn
-UNSHOWN_FACTOR = 8.0  # times as often as others', chunks are drawn of who showed nothing of one before
+UNAUDITED_FACTOR = 8.0  # times as often as others' chunks are drawn, where an audit came to no end lately
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
 ENOUGH_VOICES = 2  # that a chunk is too long
 MIN_VOICES = 3  # for a conviction
@@ -117,13 +119,11 @@ def draw(state: State, fresh: Sequence[int], now: float) -> State:
 
 
 def _factor(state: State, c: int) -> float:
-    """How many times as often as others' this chunk is drawn: one of whom no audit came to an end could go on
-    forging, as silence is no proof."""
+    """How many times as often as others' this chunk is drawn: one of whom no audit comes to an end, as it shows
+    nothing or another one for it, could go on forging, as silence is no proof."""
     ledger = state.round.ledger
     makers = {ledger.sealed[c].by, *(ledger.entries[row[c]].node for row in ledger.relays if c in ledger.layered)}
-    records = (state.conduct.strikes.get(identity(state, node)) for node in makers)
-    unshown = any(record is not None and Offence.UNSHOWN in record.latest for record in records)
-    return UNSHOWN_FACTOR if unshown else 1.0
+    return UNAUDITED_FACTOR if any(unaudited_lately(state, node) for node in makers) else 1.0
 
 
 def doubt(state: State, event: SealOutsized, now: float, out: list[Effect]) -> State:
@@ -252,13 +252,14 @@ def _seconds(state: State, c: int, now: float) -> float:
 
 def _name(state: State, audit: Audit, count: int, now: float) -> Audit:
     """Name auditors until there are so many that have answered or may; of those who were silent lately, or whose
-    links are too slow for it, only as many as a conviction needs."""
+    links are too slow for it, only as many as a conviction needs, unless it is for all to repeat it."""
     able = _able(state) - {audit.owner} - audit.silent - audit.named.keys()
     by_lot = sorted(able, key=lambda n: _lot(state, b"auditor", audit.chunk, n))
     unlikely = [n for n in by_lot if _is_unlikely(state, audit, n)]
     chosen = [n for n in by_lot if n not in unlikely][: max(count - len(audit.named), 0)]
     least = 1 if count == AUDITORS and len(_able(state) - {audit.owner}) < MIN_VOICES else MIN_VOICES
-    chosen += unlikely[: max(min(count, least) - len(audit.named) - len(chosen), 0)]
+    least = count if audit.wide else min(count, least)  # two may not outvote those who are few only for being slow
+    chosen += unlikely[: max(least - len(audit.named) - len(chosen), 0)]
     return _asked(state, audit, chosen, now)
 
 
@@ -393,12 +394,12 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         missing = max(audit.wanted - len(audit.voices), 1)
         longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * missing else 1.0
         waited, seconds = audit.seconds, min(longer * audit.seconds, state.config.rounds.reduce_timeout)
-        new = excused(state, late)
+        slow = excused(state, late).union(n for n in late if _is_too_slow(state, audit, n))
         for node in sorted(gone | late, key=order):
             state = _lend(state, audit, node, now)
         audit = replace(audit, named=named, silent=silent, seconds=seconds)
         state = _put(state, audit)
-        for node in sorted(late - new, key=order):
+        for node in sorted(late - slow, key=order):
             sentence = f"it did not answer an audit of chunk {audit.chunk} in time"
             part = strike_part(state, waited + REPORT_SECONDS)
             state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
@@ -407,7 +408,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     doubt = any(event.digest != audit.digest for event in audit.voices.values())
     if doubt and not audit.wide:
         everybody = len(able) + len(audit.named)
-        audit = replace(_name(state, audit, everybody, now), wide=True)
+        audit = _name(state, replace(audit, wide=True), everybody, now)
         differs = any(not e.silent for e in audit.voices.values() if e.digest != audit.digest)
         found = "does not come to the same" if differs else "lacks what somebody did not show"
         sentence = f"an audit of chunk {audit.chunk}, sealed by {state.name(audit.owner)}, {found}"
@@ -430,11 +431,13 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     c = audit.chunk
     voices = {node: voice_of(audit, state.round.salt, event) for node, event in audit.voices.items()}
     total, enough = len(voices), len(voices) >= MIN_VOICES
+    able = max(total, len(_able(state) - {audit.owner}))  # so that not those decide who were the first to speak
     of = {kind: [n for n, voice in voices.items() if voice.kind is kind] for kind in VoiceKind}
     if 2 * len(of[VoiceKind.WELL]) > total:
         state = _found_well(state, audit)
         for node in (*of[VoiceKind.OTHER], *of[VoiceKind.RELAY]):
-            if enough and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):
+            known = 2 * len(of[VoiceKind.WELL]) > able and enough
+            if known and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):
                 state = _charge_false(state, audit, node, out)
         return state
     for place in sorted({voices[n].place for n in (*of[VoiceKind.OTHER], *of[VoiceKind.RELAY])}):
@@ -442,7 +445,7 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         against = sorted((n for n in of[kind] if voices[n].place == place), key=order)
         if 2 * len(against) <= total:
             continue
-        if not enough:
+        if not enough or 2 * len(against) <= able:
             why = f"{state.names(against)} found another chunk {c} than {state.name(audit.owner)} sealed"
             return _void(state, audit, why, now, out, doubted=True)
         for node in of[VoiceKind.WELL]:
@@ -456,25 +459,37 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
             else f"it summed chunk {c} for its region as something other than its inputs come to"
         )
         return _convict(state, audit, place, sentence, found + said, None, now, out)
-    accusers = _accusers(state, voices)
-    accused = max(accusers, key=lambda p: len(accusers[p]), default=-1)
-    if accused >= 0 and len(accusers[accused]) >= len(of[VoiceKind.OTHER]) + len(of[VoiceKind.RELAY]):
-        others = [n for n in voices if n != state.round.ledger.entries[accused].node]
-        if not enough and of[VoiceKind.WELL] and accused != audit.parties.owner:
+    return _without_end(state, audit, voices, now, out)
+
+
+def _without_end(
+    state: State, audit: Audit, voices: Mapping[NodeId, Voice], now: float, out: list[Effect]
+) -> State:
+    """No majority says that it is well, or what else it is."""
+    makers, silent, against = {audit.parties.owner, *audit.parties.relays}, _Accusers(), _Accusers()
+    for node, voice in voices.items():
+        if voice.kind is VoiceKind.WELL or state.round.ledger.entries[voice.place].node == node:
+            continue  # nobody speaks of itself
+        against.setdefault(voice.place, []).append(node)
+        if voice.kind is VoiceKind.SILENT:
+            silent.setdefault(voice.place, []).append(node)
+    # Who made it, and gives some its receipt and others none, so that neither are a majority, is found by both.
+    for place, of in (*((place, against[place]) for place in sorted(makers & against.keys())), *silent.items()):
+        others = [n for n in voices if n != state.round.ledger.entries[place].node]
+        if len(voices) >= MIN_VOICES and 2 * len(of) > len(others):
+            return _without(state, audit, place, True, now, out)
+    accused = max(silent, key=lambda p: len(silent[p]), default=-1)
+    told = sum(voice.kind in (VoiceKind.OTHER, VoiceKind.RELAY) for voice in voices.values())
+    if accused >= 0 and len(silent[accused]) >= told:
+        well = any(voice.kind is VoiceKind.WELL for voice in voices.values())
+        if len(voices) < MIN_VOICES and well and accused not in makers:
             return _found_well(state, audit)  # it shows it to the other one
-        most = enough and 2 * len(accusers[accused]) > len(others)
-        return _without(state, audit, accused, most, now, out)
-    why = f"the members that audited chunk {c} do not agree"
+        return _without(state, audit, accused, False, now, out)
+    why = f"the members that audited chunk {audit.chunk} do not agree"
     return _void(state, audit, why, now, out, doubted=True)
 
 
-def _accusers(state: State, voices: Mapping[NodeId, Voice]) -> dict[int, list[NodeId]]:
-    """Who says of which place that it shows nothing; nobody speaks of itself."""
-    entries, found = state.round.ledger.entries, dict[int, list[NodeId]]()
-    for node, voice in voices.items():
-        if voice.kind is VoiceKind.SILENT and entries[voice.place].node != node:
-            found.setdefault(voice.place, []).append(node)
-    return found
+_Accusers = dict[int, list[NodeId]]  # by the place of whom they speak
 
 
 def _charge_false(state: State, audit: Audit, node: NodeId, out: list[Effect]) -> State:
@@ -522,16 +537,16 @@ def _without(state: State, audit: Audit, place: int, most: bool, now: float, out
     r = state.round
     node = r.ledger.entries[place].node
     sentence = f"it did not show most auditors of chunk {audit.chunk} what it had of it"
-    state = with_round(state, replace(r, distrusted=r.distrusted | {node}))
+    state = with_round(state, replace(r, distrusted=r.distrusted | {node, audit.owner}))
+    state = remember_unaudited(state, {audit.owner, *(r.ledger.entries[i].node for i in audit.parties.relays)})
     state = _withdraw_seals(state, {audit.owner, node}, [audit.chunk])
     ledger = state.round.ledger
     if node in ledger.contributions and node != audit.owner:
         state = with_round(state, replace(state.round, ledger=book.withdraw(ledger, node)))
     if most and place in {audit.parties.owner, *audit.parties.relays}:
         state = charge(state, node, Evidence(r.number, Offence.UNSHOWN, sentence), out)
-    elif most:
-        part = strike_part(state, audit.seconds + REPORT_SECONDS)
-        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
+    elif most:  # a whole strike, however little time it cost: it may be for a friend that forges
+        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence), out)
     else:
         out.append(
             Note(f"round {r.number}: {state.name(node)} showed some auditors nothing of chunk {audit.chunk}", node)
@@ -542,6 +557,7 @@ def _without(state: State, audit: Audit, place: int, most: bool, now: float, out
 def _void(state: State, audit: Audit, why: str, now: float, out: list[Effect], doubted: bool = False) -> State:
     """What the owner sealed cannot be trusted, and nobody is to blame. `doubted`: others own its chunks."""
     out.append(Note(f"round {state.round.number}: {why}: it is reduced again", audit.owner))
+    state = remember_unaudited(state, [audit.owner])
     if doubted:
         state = with_round(state, replace(state.round, distrusted=state.round.distrusted | {audit.owner}))
     return _start_over(_withdraw_seals(state, {audit.owner}, [audit.chunk]), why, now)

@@ -24,7 +24,7 @@ in the long run. Its work is taken as ever, so who only paused for a moment lose
 late, however it goes, owes as much; and who floods the coordinator with reports owes the most at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from atoll.comm.evidence import Consequence as Consequence
@@ -39,7 +39,8 @@ from atoll.coordinator.state_machine.state import State, exchanges, remove
 
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
 EXCHANGE_MEMORY_ROUNDS = 20  # committed rounds after which it is forgotten that a member left an exchange
-MAX_EXCHANGES_LEFT = 10_000  # identities of which that is remembered
+MAX_REMEMBERED = 10_000  # identities of which such a thing is remembered
+UNAUDITED_ROUNDS = 30  # committed rounds for which it is remembered that an audit came to no end
 MIN_OWED_SECONDS = 1.0  # processes of a busy machine stand still for less
 MAX_DEBT_ROUNDS = 20  # rounds for which a member owes the others time, however long they waited for it
 # Of a round's inner time: who delays a round by so much has a whole strike. Strikes of six rounds in a row, or of
@@ -91,12 +92,33 @@ def leave_exchange(state: State, node: NodeId, sentence: str, out: list[Effect])
     if not exchanges(state, node):
         return state
     again, who = left_exchange_lately(state, node), identity(state, node)
-    left = {w: k for w, k in state.conduct.exchanges_left.items() if w != who} | {who: state.round.number}
-    left = dict(list(left.items())[-MAX_EXCHANGES_LEFT:])
+    left = _with_latest(state.conduct.exchanges_left, who, state.round.number)
     state = replace(state, conduct=replace(state.conduct, exchanges_left=left))
     if again:
         state = charge(state, node, Evidence(state.round.number, Offence.SILENT, f"{sentence}, again"), out)
     return state
+
+
+def remember_unaudited(state: State, nodes: Iterable[NodeId]) -> State:
+    """Remember that an audit of what these nodes made came to no end, whoever is to blame. Nothing is held against
+    them: what they make is drawn more often (`unaudited_lately`)."""
+    unaudited = state.conduct.unaudited
+    for node in nodes:
+        unaudited = _with_latest(unaudited, identity(state, node), state.round.number)
+    return replace(state, conduct=replace(state.conduct, unaudited=unaudited))
+
+
+def unaudited_lately(state: State, node: NodeId) -> bool:
+    """Whether an audit of what the node made came to no end, and that is not forgotten."""
+    if not state.conduct.unaudited:
+        return False
+    last = state.conduct.unaudited.get(identity(state, node))
+    return last is not None and state.committed - last < UNAUDITED_ROUNDS
+
+
+def _with_latest(rounds: dict[str, int], who: str, number: int) -> dict[str, int]:
+    latest = {w: k for w, k in rounds.items() if w != who} | {who: number}
+    return dict(list(latest.items())[-MAX_REMEMBERED:])
 
 
 def may_own(state: State, node: NodeId) -> bool:

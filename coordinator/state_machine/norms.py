@@ -10,15 +10,17 @@ up to rounding (`tolerance`). Who is found out is withdrawn and charged, and wha
 reduced again without it. The mean that a relay makes of its region is bounded, too: by the longest of its inputs
 as the plan scales them, and what encoding may add (`ReduceConfig.norm_growth`).
 
-An owner may lie as well. Nobody is charged upon one voice: if without what one owner said nothing is too long, its
-chunks go to another; only if that one finds the same is it enough. Of its own delta nobody is asked. Where nobody
-else can look the delta is left out of this round, and nobody is charged. Where the run needs the member
-(`members.minimum`), or has let it in again, its delta stays, clipped by the norm that was seen.
+An owner may lie as well. Nobody is charged where one liar would explain it: the chunks of each who may be that one
+go to others, who look again; only if it is too long by the least that was told of each chunk, whoever lies, is it
+enough. Of its own delta nobody is asked. Where nobody else can look the delta is left out of this round, and
+nobody is charged. Where the run needs the member (`members.minimum`), or has let it in again, its delta stays,
+clipped by the norm that was seen.
 `reduce.commit_or_retry` asks.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from math import fsum, sqrt
 
 from atoll.comm.bitmap import bit, places
@@ -30,11 +32,12 @@ from atoll.coordinator.state_machine.chunk_owners import able_owners, reachable
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.events import Effect, Note
 from atoll.coordinator.state_machine.ledger import Ledger, RegionSum, Seal
-from atoll.coordinator.state_machine.state import State, drop_from_round, fail_attempt, order, with_round
+from atoll.coordinator.state_machine.state import Look, State, drop_from_round, fail_attempt, order, with_round
 from atoll.coordinator.state_machine.weights import scales
 
 Place = int  # in the ledger's entries
-Voices = dict[NodeId, float]  # who reports of a delta: the sum of squares of its chunks that this one saw
+Voices = dict[NodeId, float]  # who told of one chunk of a delta: the square of its norm
+MAX_LOOKS = 3  # at a chunk
 
 
 def tolerance(state: State) -> float:
@@ -59,14 +62,14 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
         told = contribution.norm if contribution is not None else 0.0
         limit = told * ratio
         if square > limit * limit:
-            voices = _voices(ledger, place, of_means=False)
-            state = _judge(state, place, voices, told, limit, "delta", out)
+            looks = list(_looks(ledger, place, of_means=False))
+            state = _judge(state, place, looks, told, limit, "delta", out)
     for place, square in sorted(means.items()) if state is before else ():  # else a mean may be of what is false
         longest = _longest(state, ledger, ledger.regions[place])
         limit = longest * ratio * (1 + state.config.reduce.norm_growth)
         if square > limit * limit:
-            voices = _voices(ledger, place, of_means=True)
-            state = _judge(state, place, voices, longest, limit, "region's mean", out)
+            looks = list(_looks(ledger, place, of_means=True))
+            state = _judge(state, place, looks, longest, limit, "region's mean", out)
     return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)
 
 
@@ -107,18 +110,18 @@ def _above_zero(squares: list[float]) -> dict[Place, float]:
     return {place: square for place, square in enumerate(squares) if square > 0}
 
 
-def _voices(ledger: Ledger, place: Place, *, of_means: bool) -> Voices:
-    """The sum of squares of a delta, or of a relay's means, by each who saw something of it."""
-    found: dict[NodeId, list[float]] = {}
+def _looks(ledger: Ledger, place: Place, *, of_means: bool) -> Iterator[Look]:
+    """What others told of a delta, or of a relay's means, in the chunks that are sealed now: of each the owner, or
+    the relay that summed it."""
+    node = ledger.entries[place].node
     for c, seal in ledger.sealed.items():
         terms = terms_of(ledger, seal)
-        if place in terms and bit(seal.means, place) is of_means:
-            found.setdefault(seal.by, []).append(_unpacked(seal.norms)[terms.index(place)])
+        if place in terms and bit(seal.means, place) is of_means and seal.by != node:
+            norm = _unpacked(seal.norms)[terms.index(place)]
+            yield Look(node, of_means, c, seal.by, norm * norm)
         for at, voice, norm in _summed_norms(ledger, c, seal):
-            if at == place and not of_means:
-                found.setdefault(voice, []).append(norm)
-    found.pop(ledger.entries[place].node, None)
-    return {voice: fsum(norm * norm for norm in norms) for voice, norms in found.items()}
+            if at == place and not of_means and voice != node:
+                yield Look(node, of_means, c, voice, norm * norm)
 
 
 def _summed_norms(ledger: Ledger, c: int, seal: Seal) -> Iterator[tuple[Place, NodeId, float]]:
@@ -165,31 +168,80 @@ def _longest(state: State, ledger: Ledger, region: int) -> float:
 
 
 def _judge(
-    state: State, place: Place, voices: Voices, told: float, limit: float, what: str, out: list[Effect]
+    state: State, place: Place, looks: Sequence[Look], told: float, limit: float, what: str, out: list[Effect]
 ) -> State:
-    """What comes of one delta, or of one relay's means: a norm of more than `limit` is false."""
-    ledger, squares = state.round.ledger, limit * limit
-    whole, node = fsum(voices.values()), ledger.entries[place].node
+    """What comes of one delta, or of one relay's means, by what is told of it now: a norm of more than `limit` is
+    false."""
+    node, squares = state.round.ledger.entries[place].node, limit * limit
+    whole = fsum(look.square for look in looks)
     if whole <= squares:
         return state
-    loudest = max(voices, key=lambda n: (voices[n], order(n)))
-    before = state.round.doubted.get(node, frozenset())
     sentence = f"its {what} has a norm of {sqrt(whole):.3g}, and {told:.3g} was told"
     note = f"round {state.round.number}: {state.name(node)}: {sentence}"
-    if whole - voices[loudest] > squares or before - {loudest}:
+    by_chunk = _by_chunk(state, looks)
+    if _is_beyond_doubt(by_chunk, squares):
         out.append(Note(f"{note}: it is withdrawn", node))
-        witnesses = before.union(n for n, square in voices.items() if square > 0)
+        witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0}
         return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
-    others = [n for n in _able_owners(state) if n not in (node, loudest)]
-    if not others or loudest in before:
-        out.append(Note(f"{note}, says {state.name(loudest)}, and nobody else can tell: it is left out", node))
+    suspects, owners = _to_look_again(state, looks, by_chunk, squares)
+    who = state.names(sorted(suspects, key=order))
+    if not owners:
+        out.append(Note(f"{note}, by {who} alone, and nobody else can tell: it is left out", node))
         return _without(state, place, sqrt(whole))
-    out.append(Note(f"{note}, says {state.name(loudest)} alone: others are to look", node))
-    chunks = [c for c in _with_place(ledger, place) if _spoke(ledger, c, place, loudest)]
-    owners = {c: others[k % len(others)] for k, c in enumerate(chunks)}
-    ledger = book.unseal(ledger, frozenset(chunks), owners)
-    doubted = state.round.doubted | {node: before | {loudest}}
-    return with_round(state, replace(state.round, ledger=ledger, doubted=doubted))
+    out.append(
+        Note(f"{note}, by {who} {'alone' if len(suspects) == 1 else 'or one of them'}: others are to look", node)
+    )
+    r = state.round
+    ledger = book.unseal(r.ledger, frozenset(owners), owners)
+    return with_round(state, replace(r, ledger=ledger, looks=(*r.looks, *looks)))
+
+
+def _by_chunk(state: State, looks: Sequence[Look]) -> dict[int, Voices]:
+    """What was told of each chunk that is sealed now, in this attempt and in earlier ones."""
+    found = {look.chunk: {look.voice: look.square} for look in looks}
+    for look in state.round.looks:
+        if look.chunk in found and (look.node, look.of_mean) == (looks[0].node, looks[0].of_mean):
+            of = found[look.chunk]
+            of[look.voice] = min(look.square, of.get(look.voice, look.square))
+    return found
+
+
+def _is_beyond_doubt(by_chunk: dict[int, Voices], squares: float) -> bool:
+    """Whether it is too long whoever lies, if one does: the least that anybody told of each chunk, without the
+    chunks of which that one alone told."""
+    least, alone = list[float](), dict[NodeId, list[float]]()
+    for by in by_chunk.values():
+        least.append(min(by.values()))
+        if len(by) == 1:
+            alone.setdefault(next(iter(by)), []).append(least[-1])
+    return fsum(least) - max(map(fsum, alone.values()), default=0.0) > squares
+
+
+def _to_look_again(
+    state: State, looks: Sequence[Look], by_chunk: dict[int, Voices], squares: float
+) -> tuple[set[NodeId], dict[int, NodeId]]:
+    """Who may have told too much, and who is to merge the chunks of which they told instead; nobody: nobody else
+    can, or it was looked at often enough. Who told more of a chunk than another did looks at none any more: it
+    may be that the delta's maker sent them different ones, and then it is no harm."""
+    node, ratio = looks[0].node, tolerance(state)
+    seen = Counter[NodeId]()
+    by_voice = dict[NodeId, list[float]]()
+    for look in looks:
+        by_voice.setdefault(look.voice, []).append(look.square)
+    more = {v for by in by_chunk.values() for v, square in by.items() if square > min(by.values()) * ratio * ratio}
+    excess = fsum(look.square for look in looks) - squares
+    suspects = more & by_voice.keys() or {v for v, told in by_voice.items() if fsum(told) >= excess}
+    others = [n for n in _able_owners(state) if n != node and n not in more]
+    owners = dict[int, NodeId]()
+    for look in looks:
+        if look.voice not in suspects:
+            continue
+        fresh = [n for n in others if n not in by_chunk[look.chunk]]
+        if not fresh or len(by_chunk[look.chunk]) >= MAX_LOOKS:
+            return suspects, {}
+        owners[look.chunk] = min(fresh, key=lambda n: seen[n])
+        seen[owners[look.chunk]] += 1
+    return suspects, owners
 
 
 def _charge(state: State, node: NodeId, sentence: str, witnesses: Iterable[NodeId], out: list[Effect]) -> State:
@@ -217,13 +269,6 @@ def _without(state: State, place: Place, seen: float) -> State:
 def _with_place(ledger: Ledger, place: Place) -> Iterator[int]:
     """The sealed chunks that have the delta of the member at this place in them, or a mean that it made."""
     return (c for c, s in ledger.sealed.items() if bit(s.inputs, place) or bit(s.means, place))
-
-
-def _spoke(ledger: Ledger, c: int, place: Place, voice: NodeId) -> bool:
-    """Whether this member told a norm of the one at this place, of a sealed chunk."""
-    return ledger.sealed[c].by == voice or any(
-        s.by == voice and bit(s.inputs, place) for s in region_sums(ledger, c)
-    )
 
 
 def _able_owners(state: State) -> list[NodeId]:

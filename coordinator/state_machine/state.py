@@ -83,6 +83,16 @@ class Parties(Struct, frozen=True, gc=False):
     keys: dict[int, PublicKey]  # of all: the owner, the relays, and who contributed
 
 
+class Look(Struct, frozen=True, gc=False):
+    """What a member told of the length of one chunk of another's delta; `norms` alone makes it."""
+
+    node: NodeId  # whose delta it is, or whose mean of a region
+    of_mean: bool
+    chunk: int
+    voice: NodeId  # who told
+    square: float  # of the norm
+
+
 class Audit(Struct, frozen=True, gc=False):
     """The audit of one sealed chunk; `audit` alone changes it.
 
@@ -169,8 +179,7 @@ class RoundState(Struct, frozen=True, gc=False):
     stragglers: dict[NodeId, float] = {}  # seconds; when those few were told the digests
     forgers: frozenset[NodeId] = frozenset()  # who gave other bytes than the ledger's, as others told
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
-    # of whose delta an owner alone found the norm larger than told: those owners
-    doubted: dict[NodeId, frozenset[NodeId]] = {}
+    looks: tuple[Look, ...] = ()  # of earlier attempts, at deltas that were longer than told
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     salt: bytes = b""  # what its contributions are signed with; empty: they are not
@@ -232,6 +241,8 @@ class ConductBook(Struct, frozen=True, gc=False):
     # By identity, the latest last: the round whose exchange its member last left by its own will, to save bytes or
     # with a good-bye; `conduct` keeps them.
     exchanges_left: dict[str, int] = {}
+    # Likewise: the latest round in which an audit of what its member made came to no end.
+    unaudited: dict[str, int] = {}
     decisions: int = 0  # so far
 
 

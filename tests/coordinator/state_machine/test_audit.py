@@ -10,7 +10,6 @@ from atoll.comm.ids import NodeId, Round
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.receipts import sign_input, sign_receipt
 from atoll.comm.replace import replace
-from atoll.comm.strikes import Strikes
 from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
@@ -251,9 +250,8 @@ def test_of_who_showed_no_receipt_chunks_are_drawn_more_often() -> None:
         drawn[unshown] = 0
         for nonce in nonces(0, 20):
             world = AuditWorld(nonce)
-            record = Strikes(N3, latest={Offence.UNSHOWN: 0})
-            strikes = {conduct.identity(world.state, N3): record} if unshown else {}
-            world.state = replace(world.state, conduct=replace(world.state.conduct, strikes=strikes))
+            if unshown:
+                world.state = conduct.remember_unaudited(world.state, [N3])
             for event in list(world.due()):
                 world.feed(event)
             drawn[unshown] += sum(audit.owner == N3 for audit in world.state.round.audits.values())
@@ -290,6 +288,46 @@ def test_a_relay_that_lies_is_banned_and_no_owner_that_believed_it(lie: str) -> 
         world = AuditWorld(nonce, liar(3, lie), audit="1000", levels=2).run()
         assert world.charged() == {N3: {Offence.FORGED_SEAL}} and world.convicted() == {N3}, world.notes
         assert not world.wrong()
+
+
+def test_a_relay_is_left_out_of_whose_receipt_one_of_two_says_that_it_shows_none() -> None:
+    """Of three that can be dialled, it is the other one that says it is well."""
+    for nonce in nonces(0, 10):
+        world = AuditWorld(nonce, liar(3, "sum", "cover"), count=6, leaves=3, audit="1000", levels=2)
+        for event in list(world.due()):
+            world.feed(event)
+        while audits := [a for a in world.state.round.audits.values() if a.named.keys() - a.voices.keys()]:
+            for audit in audits:
+                relays = audit.parties.relays
+                for node in audit.named.keys() - audit.voices.keys():
+                    said = world.finding(node, audit)
+                    if said.relay is not None:
+                        said = replace(said, relay=None, receipts=said.receipts[:1], silent=tuple(relays))
+                    world.feed(said)
+        world.run()
+        assert world.state.pending is not None
+        lied = {a for a in world.audited if world.relay(a)[1] and world.node(world.relay(a)[0]) == N3}
+        assert not lied or world.state.pending.attempts > 1
+
+
+@pytest.mark.parametrize("why", ["newcomers", "owe time"])
+def test_two_that_lie_convict_no_owner_where_half_of_the_others_are_unlikely_auditors(why: str) -> None:
+    for nonce in nonces(0, 10):
+        world = AuditWorld(nonce, liar(2, "audit") | liar(3, "audit"), audit="1000")
+        unlikely = [NodeId(f"n{i}") for i in range(5, 9)]
+        if why == "newcomers":
+            put_exchanged(world, *unlikely)
+        for node in unlikely if why == "owe time" else ():
+            world.state = conduct.lend_time(world.state, node, 60.0)
+        world.run()
+        assert world.charged().keys() <= {N2, N3}, world.notes
+
+
+def test_two_that_lie_convict_no_owner_where_most_others_do_not_answer() -> None:
+    silent = {node: frozenset({"mute"}) for node in (NodeId(f"n{i}") for i in range(5, 9))}
+    for nonce in nonces(0, 10):
+        world = AuditWorld(nonce, liar(2, "audit") | liar(3, "audit") | silent, audit="1000").run()
+        assert world.charged().keys() <= {N2, N3, *silent} and not world.convicted()
 
 
 def test_a_relay_that_says_as_an_auditor_that_its_lie_is_well_has_nobody_else_banned_for_it() -> None:
@@ -367,20 +405,20 @@ def test_a_newcomer_audits_where_others_cannot_and_is_not_struck_for_a_slow_link
     n8 = NodeId("n8")
     for nonce in nonces(0, 20):
         world = AuditWorld(nonce, liar(8, "mute"), audit="1000")
-        put_exchanged(world, besides=n8)
+        put_exchanged(world, n8)
         world.run()
         assert world.audited and not world.decisions
     world = AuditWorld(b"nonce", liar(2, "mute") | liar(3, "mute"), count=4, leaves=1, audit="1000", chunks=1)
     assert world.state.round.ledger.owners == (N1,)
-    put_exchanged(world, besides=N3)
+    put_exchanged(world, N3)
     world.run()
     assert world.charged() == {N2: {Offence.SILENT}} and conduct.owes_time(world.state, N3)
 
 
-def put_exchanged(world: AuditWorld, besides: NodeId) -> None:
-    """Make all but this one members that were in exchanges before."""
+def put_exchanged(world: AuditWorld, *besides: NodeId) -> None:
+    """Make all but these members that were in exchanges before."""
     here = world.state.members.here
-    new = (replace(member, exchanged=node != besides) for node, member in here.items())
+    new = (replace(member, exchanged=node not in besides) for node, member in here.items())
     world.state = replace(world.state, members=put(world.state.members, *new))
 
 

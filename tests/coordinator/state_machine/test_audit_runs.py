@@ -8,7 +8,6 @@ import pytest
 from audit_runs import COLLUDE, SEALS, caught, honest_convicted, long_run
 from audit_world import AuditWorld, Lies, liar, nonces
 
-from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
 
 
@@ -36,16 +35,26 @@ def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -
     assert {node for world in runs for node in world.charged()} <= {NodeId("n3")}
 
 
-def test_an_owner_that_forges_and_shows_no_auditor_anything_gets_little_into_the_model_once_that_is_seen() -> None:
-    """Silence is no proof: it is not banned, and goes on."""
-    n3 = NodeId("n3")
+@pytest.mark.parametrize(
+    ("lies", "count"),
+    [
+        (liar(3, "seal", "no receipt"), 8),
+        (liar(3, "seal", "half receipt"), 7),
+        (liar(3, "seal", "half receipt") | liar(5, "cover"), 8),
+        (liar(3, "seal", "cover") | liar(5, "shield", "cover"), 8),
+    ],
+)
+def test_of_an_owner_that_no_audit_convicts_little_gets_into_the_model_once_that_is_seen(
+    lies: Lies, count: int
+) -> None:
+    """Silence is no proof, its own or a friend's: who is silent is struck, and what it made drawn more often."""
     for run in range(3):
-        world, forged = AuditWorld(b"run %d" % run, liar(3, "seal", "no receipt")), 0
-        for _ in range(60):
+        world, forged = AuditWorld(b"run %d" % run, lies, count), 0
+        for _ in range(70):
             seen = bool(world.decisions)
             forged += bool(world.run().wrong()) and seen
             world.go_on()
-        assert world.charged() == {n3: {Offence.UNSHOWN}} and not world.convicted()
+        assert world.decisions and world.charged().keys() <= lies.keys()
         assert forged <= 3
 
 

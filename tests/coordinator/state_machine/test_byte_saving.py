@@ -62,12 +62,12 @@ def test_only_who_takes_part_in_an_exchange_leaves_one() -> None:
 def test_what_is_remembered_is_bounded_and_in_the_journal() -> None:
     run = Run()
     run.do("reducing", ["a", "b", "c"])
-    many = {str(i): 1 for i in range(conduct.MAX_EXCHANGES_LEFT)}
+    many = {str(i): 1 for i in range(conduct.MAX_REMEMBERED)}
     run.state = replace(run.state, conduct=replace(run.state.conduct, exchanges_left=many))
     run.feed(ev.Paused(C, 1, saves_bytes=True))
     assert decode(encode(run.state), run.config) == run.state
     left = run.state.conduct.exchanges_left
-    assert len(left) == conduct.MAX_EXCHANGES_LEFT and list(left)[-1] == str(C) and "0" not in left
+    assert len(left) == conduct.MAX_REMEMBERED and list(left)[-1] == str(C) and "0" not in left
 
 
 def test_an_auditor_that_leaves_to_save_bytes_is_not_charged_and_another_one_named() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from audit_world import config, key_of
@@ -45,6 +46,7 @@ class World:
         run = dataclasses.replace(run, security=dataclasses.replace(run.security, replay=replay))
         self.state, self.now = State(run), 0.0
         self.works: dict[NodeId, Likeness] = {}
+        self.told = dict[NodeId, dict[str, Any]]()  # what else a member says of its work
         self.unawaited: set[NodeId] = set()  # owe time, and do not say that they hold the chunks
         self.hiding: set[tuple[NodeId, NodeId]] = set()  # (contributor, verifier)
         self.decisions: list[ev.Decision] = []
@@ -80,7 +82,8 @@ class World:
             self.feed(ev.StepsReached(node, 1, r.number))
         for node in r.participants:
             front = data.front(self.state.leases.by_node[node])
-            self.feed(ev.ContributionReady(node, 1, r.number, ev.Contribution(STEPS, STEPS, 2.0, 1.0, front)))
+            work = ev.Contribution(STEPS, STEPS, 2.0, 1.0, front, **self.told.get(node, {}))
+            self.feed(ev.ContributionReady(node, 1, r.number, work))
         assert self.state.round.phase is Phase.REDUCING
 
     def seal(self) -> None:
@@ -306,6 +309,17 @@ def test_who_sends_something_else_is_soon_not_taken_any_more_and_nobody_else_is_
         assert world.charged() == {liar}
         assert Consequence.NO_CONTRIBUTOR in {d.consequence for d in world.decisions}
         assert liar in world.state.members.here  # it is no proof
+
+
+@pytest.mark.parametrize("told", [{"skipped": 1}, {"untimely": STEPS // 2}, {"damping": 0.999}])
+def test_who_sends_something_else_is_replayed_whatever_it_says_of_its_work_that_costs_it_little(
+    told: dict[str, Any],
+) -> None:
+    world = World()
+    liar = world.nodes[2]
+    world.works[liar], world.told[liar] = FALSE, told
+    world.play(30)
+    assert world.charged() == {liar} and liar in world.replayed
 
 
 def test_honest_members_are_never_charged_and_drawn_rarely_after_ten() -> None:

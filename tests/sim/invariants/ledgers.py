@@ -30,7 +30,7 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
         if c.untimely:
             truth.hurried.add(node)
         hold(c.front == state.leases.by_node[node][0][0], f"the work of {node} is of another lease")
-        seen = truth.framed.get(r.number) or (node, r.number) in truth.outsized or r.doubted
+        seen = truth.framed.get(r.number) or (node, r.number) in truth.outsized or r.looks
         told = replace(c, norm=norm(node, c.samples)) if seen else c  # it may count by what others saw
         ready = ev.ContributionReady(node, here[node].life, r.number, replace(told, life=0, earlier=0, untimely=0))
         hold(ready in truth.said, f"{node} never said that it is ready with {c.samples} samples")
@@ -117,7 +117,7 @@ def _norms_judged(before: State, after: State) -> bool:
     was, is_ = before.round, after.round
     norms, longer = ({n: c.norm for n, c in r.ledger.contributions.items()} for r in (was, is_))
     raised = any(norm > norms[n] for n, norm in longer.items() if n in norms)
-    return raised or is_.doubted != was.doubted or is_.withdrawn != was.withdrawn
+    return raised or is_.looks != was.looks or is_.withdrawn != was.withdrawn
 
 
 def _told(orphans: ev.OrphansFound, said: Iterable[object]) -> bool:

@@ -20,8 +20,8 @@ MUTATIONS = [
     Mutation(
         "an auditor is charged that was given a receipt which no other one was",
         MACHINE,
-        "if enough and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):",
-        "if enough:",
+        "if known and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):",
+        "if known:",
         AUDIT,
     ),
     Mutation(
@@ -39,17 +39,38 @@ MUTATIONS = [
         AUDIT,
     ),
     Mutation(
-        "who showed no receipt is audited as often as others",
+        "an owner that shows half of the auditors its receipt is charged with nothing",
         MACHINE,
-        "return UNSHOWN_FACTOR if unshown else 1.0",
+        "(*((place, against[place]) for place in sorted(makers & against.keys())), *silent.items())",
+        "(*silent.items(),)",
+        RUNS,
+    ),
+    Mutation(
+        "whoever made what no audit comes to an end of is audited as often as others",
+        MACHINE,
+        "return UNAUDITED_FACTOR if any(unaudited_lately(state, node) for node in makers) else 1.0",
         "return 1.0",
-        AUDIT,
+        RUNS,
     ),
     Mutation(
         "one of two auditors has a member left out that shows the other what it has",
         MACHINE,
-        "if not enough and of[VoiceKind.WELL] and accused != audit.parties.owner:",
+        "if len(voices) < MIN_VOICES and well and accused not in makers:",
         "if False:",
+        AUDIT,
+    ),
+    Mutation(
+        "a relay that shows one of two auditors nothing is taken at its own word",
+        MACHINE,
+        "if len(voices) < MIN_VOICES and well and accused not in makers:",
+        "if len(voices) < MIN_VOICES and well:",
+        AUDIT,
+    ),
+    Mutation(
+        "all who are to repeat an audit are those who are likely to be quick",
+        MACHINE,
+        "least = count if audit.wide else min(count, least)",
+        "least = min(count, least)",
         AUDIT,
     ),
     Mutation(
@@ -62,7 +83,7 @@ MUTATIONS = [
     Mutation(
         "a newcomer is struck for its slow link in an audit",
         MACHINE,
-        "for node in sorted(late - new, key=order):",
+        "for node in sorted(late - slow, key=order):",
         "for node in sorted(late, key=order):",
         AUDIT,
     ),
@@ -97,8 +118,15 @@ MUTATIONS = [
     Mutation(
         "one of two voices is a majority",
         MACHINE,
-        "most = enough and 2 *",
-        "most = 2 *",
+        "if len(voices) >= MIN_VOICES and 2 * len(of) > len(others):",
+        "if 2 * len(of) > len(others):",
+        AUDIT,
+    ),
+    Mutation(
+        "a majority of those that answer an audit convicts, however few they are of all",
+        MACHINE,
+        "if not enough or 2 * len(against) <= able:",
+        "if not enough:",
         AUDIT,
     ),
     Mutation(

@@ -75,8 +75,29 @@ MUTATIONS = [
     Mutation(
         "one owner's word is enough",
         C + "state_machine/norms.py",
-        "if whole - voices[loudest] > squares or before - {loudest}:",
+        "if _is_beyond_doubt(by_chunk, squares):",
         "if True:",
+        NORMS,
+    ),
+    Mutation(
+        "what others told before is of no use to who is slandered",
+        C + "state_machine/norms.py",
+        "return fsum(least) - max(map(fsum, alone.values()), default=0.0) > squares",
+        "return fsum(least) > squares",
+        NORMS,
+    ),
+    Mutation(
+        "who told more of a chunk than another did looks at others",
+        C + "state_machine/norms.py",
+        "others = [n for n in _able_owners(state) if n != node and n not in more]",
+        "others = [n for n in _able_owners(state) if n != node]",
+        NORMS,
+    ),
+    Mutation(
+        "a delta's chunks are looked at again and again",
+        C + "state_machine/norms.py",
+        "if not fresh or len(by_chunk[look.chunk]) >= MAX_LOOKS:",
+        "if not fresh:",
         NORMS,
     ),
     Mutation(

@@ -8,6 +8,20 @@ MACHINE = C + "state_machine/replay.py"
 
 MUTATIONS = [
     Mutation(
+        "who says that it left out a sample is not replayed",
+        MACHINE,
+        "plain = MAX_SKIPPED * work.samples >= work.skipped",
+        "plain = not work.skipped",
+        REPLAY,
+    ),
+    Mutation(
+        "who says that its work was late is not replayed where that costs it nothing",
+        MACHINE,
+        "damped = state.config.outer.damping and work.damping < 1.0",
+        "damped = work.damping < 1.0",
+        REPLAY,
+    ),
+    Mutation(
         "the commit waits for no verifier",
         C + "state_machine/reduce.py",
         "if replay.awaits_chunks(state, now):",
