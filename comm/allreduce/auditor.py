@@ -60,6 +60,9 @@ class AuditFinding:
     silent: tuple[int, ...] = ()  # places of those who did not give what was asked
     shown: bytes = b""  # of a contribution that differs from the receipt's: its record, signed by its sender
     relay: int | None = None  # place of a relay whose mean is not what its inputs come to, if to anything
+    norms: tuple[
+        float, ...
+    ] = ()  # l2 norms of what the owner merged, in the order of a seal's; none: not looked at
 
 
 class _Silent(Exception):
@@ -129,8 +132,8 @@ class _ChunkAudit:
     async def finding(self) -> AuditFinding:
         c, since = self._order.chunk, self._order.since
         try:
-            found, relay = await self._recompute()
-            return AuditFinding(c, since, found, tuple(self._receipts), relay=relay)
+            found, norms, relay = await self._recompute()
+            return AuditFinding(c, since, found, tuple(self._receipts), relay=relay, norms=norms)
         except _Silent as silent:
             return AuditFinding(c, since, b"", tuple(self._receipts), (silent.place,))
         except _OtherInput as other:
@@ -153,8 +156,8 @@ class _ChunkAudit:
         shown = zip(records, found, strict=True)
         return {record.place: input_ for record, input_ in shown if not isinstance(input_, Exception)}
 
-    async def _recompute(self) -> tuple[bytes, int | None]:
-        """The digest of what the inputs come to, or the place of a relay whose sum is wrong."""
+    async def _recompute(self) -> tuple[bytes, tuple[float, ...], int | None]:
+        """The digest of what the inputs come to, and their norms; or the place of a relay whose sum is wrong."""
         order, plan, c = self._order, self._plan, self._order.chunk
         owner = plan.owners[c]
         if c not in plan.layered:  # all contributed to the owner itself: their inputs come while its receipt does
@@ -169,12 +172,13 @@ class _ChunkAudit:
             if record.inputs:
                 mean = await self._region_mean(record)
                 if mean is None or digest(mean) != record.digest:
-                    return b"", record.place
+                    return b"", (), record.place
                 payloads[record.place] = mean
                 sums.append((record.place, record.inputs))
         payloads |= await self._inputs(direct)
         merge = MergeChunk(c, order.since, order.inputs, tuple(sums))
-        return digest(await self._sealed(merge, payloads, self._sealing)), None
+        sealed, norms = await self._sealed(merge, payloads, self._sealing)
+        return digest(sealed), norms, None
 
     async def _region_mean(self, record: InputRecord) -> U8 | None:
         """A region's mean, recomputed from what its members contributed; None: they have none, as one of them is
@@ -188,26 +192,28 @@ class _ChunkAudit:
         payloads = await self._inputs(receipt.records)
         order = SumRegion(self._order.chunk, self._order.since, record.inputs)
         try:
-            return await self._sealed(order, payloads, mean_of(self._codec))
+            return (await self._sealed(order, payloads, mean_of(self._codec)))[0]
         except UnusableContribution:
             return None
 
-    async def _sealed(self, order: MergeChunk | SumRegion, payloads: dict[int, U8], sealing: SealFormat) -> U8:
-        """The bytes that a member makes of these inputs, by the code with which it does. Raises
-        `UnusableContribution`."""
+    async def _sealed(
+        self, order: MergeChunk | SumRegion, payloads: dict[int, U8], sealing: SealFormat
+    ) -> tuple[U8, tuple[float, ...]]:
+        """The bytes that a member makes of these inputs, by the code with which it does, and the inputs' norms if
+        it tells those. Raises `UnusableContribution`."""
         c, plan, inbox = order.chunk, self._plan, ContributionInbox[U8](NodeId(""))
         for place, payload in payloads.items():
             inbox.put(c, place, payload)
         merge = PendingMerge(order, plan, inbox.begin(order, plan))
         terms = [(term.place, payloads[term.place], term.share) for term in merge.terms]
-        numel = self._chunks.size(c)
+        numel, measured = self._chunks.size(c), self._codec if plan.looks_at_norms else None
         out = np.empty(sealing.size(numel, len(terms)), np.uint8)
-        work = None, sealing, c, terms, plan.length, numel, out
+        work = measured, sealing, c, terms, plan.length, numel, out
         try:
-            await asyncio.get_running_loop().run_in_executor(workers(), seal_chunk, *work)
+            _, norms = await asyncio.get_running_loop().run_in_executor(workers(), seal_chunk, *work)
         except Malformed as error:  # shares that cannot be
             raise UnusableContribution(-1, str(error)) from None
-        return out
+        return out, norms
 
     # What others have
 

@@ -983,6 +983,7 @@ class AuditReported(_message.Message):
     SILENT_FIELD_NUMBER: _builtins.int
     SHOWN_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
     chunk: _builtins.int
     digest: _builtins.bytes
     """of what the inputs come to; empty: it could not be told, or they come to nothing"""
@@ -998,6 +999,10 @@ class AuditReported(_message.Message):
     def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """places of those who did not give what was asked"""
 
+    @_builtins.property
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of what the owner merged, as it tells them with its seal"""
+
     def __init__(
         self,
         *,
@@ -1007,10 +1012,11 @@ class AuditReported(_message.Message):
         silent: _abc.Iterable[_builtins.int] | None = ...,
         shown: _builtins.bytes = ...,
         relay: _builtins.int = ...,
+        norms: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "receipts", b"receipts", "relay", b"relay", "shown", b"shown", "silent", b"silent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "norms", b"norms", "receipts", b"receipts", "relay", b"relay", "shown", b"shown", "silent", b"silent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

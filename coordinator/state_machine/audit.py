@@ -18,7 +18,8 @@ What an auditor says counts by what others can see of it (`audit_voices`):
     proof         two contents of one chunk that a contributor signed; a receipt that its owner or relay signed and
                   that does not hold, or two that differ: who signed is convicted, whoever says so
     recomputed    the receipt holds, and the inputs come to something else than was sealed (or than a relay signed
-                  of its region): the majority of three voices or more convicts the owner (or the relay), or else
+                  of its region), or have other norms than the owner told, of its own delta, too: the majority of
+                  three voices or more, and of all who could be asked, convicts the owner (or the relay), or else
                   those that said so were false
     silence       who does not give an auditor what it asks for cannot be told from one whom that auditor slanders:
                   the majority decides, and it costs strikes, but is no conviction: more of them where it made what
@@ -44,6 +45,7 @@ from atoll.coordinator.state_machine.audit_voices import (
     VoiceKind,
     given_alike,
     given_by_others,
+    is_well,
     parties,
     two_receipts,
     voice_of,
@@ -202,7 +204,9 @@ def _open(state: State, c: int, auditors: int, now: float) -> State:
     )
     if audit is None or not known:
         seconds = _seconds(state, c, now)
-        audit = Audit(c, ledger.since[c], seal.by, seal.digest, seal.inputs, shown_by, seconds, auditors)
+        audit = Audit(
+            c, ledger.since[c], seal.by, seal.digest, seal.inputs, shown_by, seconds, auditors, seal.norms
+        )
     return _put(state, _name(state, replace(audit, wanted=auditors), auditors, now))
 
 
@@ -405,11 +409,11 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
             state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
         if state.round.audits.get(audit.chunk) is not audit:
             return state
-    doubt = any(event.digest != audit.digest for event in audit.voices.values())
+    doubt = not all(is_well(audit, event) for event in audit.voices.values())
     if doubt and not audit.wide:
         everybody = len(able) + len(audit.named)
         audit = _name(state, replace(audit, wide=True), everybody, now)
-        differs = any(not e.silent for e in audit.voices.values() if e.digest != audit.digest)
+        differs = any(not e.silent for e in audit.voices.values() if not is_well(audit, e))
         found = "does not come to the same" if differs else "lacks what somebody did not show"
         sentence = f"an audit of chunk {audit.chunk}, sealed by {state.name(audit.owner)}, {found}"
         out.append(Note(f"round {r.number}: {sentence}: all able members repeat it", audit.owner))
@@ -453,11 +457,12 @@ def _verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State
                 state = _charge_false(state, audit, node, out)
         found = (("sealed", audit.digest.hex()), ("recomputed", audit.voices[against[0]].digest.hex()))
         said = (("by", " ".join(against)), ("of", str(total)))
-        sentence = (
-            f"it sealed chunk {c} as something other than its inputs come to"
-            if kind is VoiceKind.OTHER
-            else f"it summed chunk {c} for its region as something other than its inputs come to"
-        )
+        if kind is VoiceKind.RELAY:
+            sentence = f"it summed chunk {c} for its region as something other than its inputs come to"
+        elif audit.voices[against[0]].digest == audit.digest:
+            sentence = f"it told other norms of what it merged in chunk {c} than that has"
+        else:
+            sentence = f"it sealed chunk {c} as something other than its inputs come to"
         return _convict(state, audit, place, sentence, found + said, None, now, out)
     return _without_end(state, audit, voices, now, out)
 

@@ -15,6 +15,8 @@ from atoll.comm.receipts import InputRecord, MalformedReceipt, Receipt, unpack_r
 from atoll.coordinator.state_machine.events import AuditReported
 from atoll.coordinator.state_machine.state import Audit, Parties, State
 
+NORM_TOLERANCE = 1e-3  # by which a norm may differ from machine to machine: sums of squares in another order
+
 
 class VoiceKind(StrEnum):
     """What an auditor's report comes to."""
@@ -51,9 +53,19 @@ def parties(state: State, c: int, inputs: bytes) -> Parties | None:
     return Parties(owner, frozenset(relays), {i: here[e.node].key for i, e in entries.items()})
 
 
+def is_well(audit: Audit, event: AuditReported) -> bool:
+    """Whether the auditor found what was sealed, and the norms that its owner told of what it merged."""
+    if event.digest != audit.digest or not (audit.norms and event.norms):
+        return event.digest == audit.digest  # norms are not told by all
+    if len(event.norms) != len(audit.norms):
+        return False
+    told, found = (memoryview(norms).cast("f") for norms in (audit.norms, event.norms))
+    return all(abs(a - b) <= NORM_TOLERANCE * max(a, b) for a, b in zip(told, found, strict=True))
+
+
 def voice_of(audit: Audit, salt: bytes, event: AuditReported) -> Voice:
     """What a report comes to, in a round with this salt."""
-    if event.digest == audit.digest:
+    if is_well(audit, event):
         return Voice(VoiceKind.WELL)
     receipts = [_receipt(data) for data in event.receipts]
     if event.shown:

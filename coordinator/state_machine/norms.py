@@ -6,15 +6,17 @@ region; over all chunks they may not come to more than was told:
 
     sum over the chunks of norm(c)**2 <= told**2
 
-up to rounding (`tolerance`). Who is found out is withdrawn and charged, and what was sealed with its bytes is
-reduced again without it. The mean that a relay makes of its region is bounded, too: by the longest of its inputs
-as the plan scales them, and what encoding may add (`ReduceConfig.norm_growth`).
+up to rounding (`tolerance`), and a quarter more: whoever lies of another's norm has to tell half of all of it to
+have somebody look again, and is known by that, and tells nothing of it any more in this round. Who is found out is
+withdrawn and charged, and what was sealed with its bytes is reduced again without it. What a member tells of its
+own delta, in chunks that it owns, counts too: audits look at that (`audit_voices.is_well`). The mean that a
+relay makes of its region is bounded, too: by the longest of its inputs as the plan scales them, and what encoding
+may add (`ReduceConfig.norm_growth`).
 
 An owner may lie as well. Nobody is charged where one liar would explain it: the chunks of each who may be that one
 go to others, who look again; only if it is too long by the least that was told of each chunk, whoever lies, is it
-enough. Of its own delta nobody is asked. Where nobody else can look the delta is left out of this round, and
-nobody is charged. Where the run needs the member (`members.minimum`), or has let it in again, its delta stays,
-clipped by the norm that was seen.
+enough. Where nobody else can look the delta is left out of this round, and nobody is charged. Where the run needs
+the member (`members.minimum`), or has let it in again, its delta stays, clipped by the norm that was seen.
 `reduce.commit_or_retry` asks.
 """
 
@@ -37,6 +39,7 @@ from atoll.coordinator.state_machine.weights import scales
 
 Place = int  # in the ledger's entries
 Voices = dict[NodeId, float]  # who told of one chunk of a delta: the square of its norm
+SLACK = 1.25  # times as long as told a delta may be
 MAX_LOOKS = 3  # at a chunk
 
 
@@ -61,13 +64,13 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
         contribution = ledger.entries[place].contribution
         told = contribution.norm if contribution is not None else 0.0
         limit = told * ratio
-        if square > limit * limit:
+        if square > SLACK * limit * SLACK * limit:  # a power of a large number raises
             looks = list(_looks(ledger, place, of_means=False))
             state = _judge(state, place, looks, told, limit, "delta", out)
     for place, square in sorted(means.items()) if state is before else ():  # else a mean may be of what is false
         longest = _longest(state, ledger, ledger.regions[place])
         limit = longest * ratio * (1 + state.config.reduce.norm_growth)
-        if square > limit * limit:
+        if square > SLACK * limit * SLACK * limit:  # a power of a large number raises
             looks = list(_looks(ledger, place, of_means=True))
             state = _judge(state, place, looks, longest, limit, "region's mean", out)
     return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)
@@ -77,7 +80,7 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
 
 
 def _seen_squares(ledger: Ledger) -> tuple[dict[Place, float], dict[Place, float]]:
-    """The sum of squares that others saw of each delta, and of each relay's means."""
+    """The sum of squares that were told of each delta, and of each relay's means."""
     import numpy as np
 
     seen = np.zeros(len(ledger.entries))
@@ -89,20 +92,13 @@ def _seen_squares(ledger: Ledger) -> tuple[dict[Place, float], dict[Place, float
         terms = terms_of(ledger, seals[0])
         norms = np.frombuffer(b"".join(seal.norms for seal in seals), "<f4").reshape(len(seals), len(terms))
         squares = np.square(norms, dtype=np.float64)
-        columns: dict[NodeId, list[int]] = {}
-        for column, place in enumerate(terms):
-            columns.setdefault(ledger.entries[place].node, []).append(column)
-        own = [(row, column) for row, seal in enumerate(seals) for column in columns.get(seal.by, ())]
-        if own:
-            squares[tuple(np.transpose(own))] = 0.0
         is_mean = np.array([bit(relays, place) for place in terms])
         total = squares.sum(axis=0)
         np.add.at(seen, np.array(terms)[~is_mean], total[~is_mean])
         np.add.at(means, np.array(terms)[is_mean], total[is_mean])
     for c, seal in ledger.sealed.items():
-        for place, voice, norm in _summed_norms(ledger, c, seal):
-            if ledger.entries[place].node != voice:
-                seen[place] += norm * norm
+        for place, _, norm in _summed_norms(ledger, c, seal):
+            seen[place] += norm * norm
     return _above_zero(seen.tolist()), _above_zero(means.tolist())
 
 
@@ -111,16 +107,16 @@ def _above_zero(squares: list[float]) -> dict[Place, float]:
 
 
 def _looks(ledger: Ledger, place: Place, *, of_means: bool) -> Iterator[Look]:
-    """What others told of a delta, or of a relay's means, in the chunks that are sealed now: of each the owner, or
+    """What was told of a delta, or of a relay's means, in the chunks that are sealed now: of each by the owner, or
     the relay that summed it."""
     node = ledger.entries[place].node
     for c, seal in ledger.sealed.items():
         terms = terms_of(ledger, seal)
-        if place in terms and bit(seal.means, place) is of_means and seal.by != node:
+        if place in terms and bit(seal.means, place) is of_means:
             norm = _unpacked(seal.norms)[terms.index(place)]
             yield Look(node, of_means, c, seal.by, norm * norm)
         for at, voice, norm in _summed_norms(ledger, c, seal):
-            if at == place and not of_means and voice != node:
+            if at == place and not of_means:
                 yield Look(node, of_means, c, voice, norm * norm)
 
 
@@ -170,18 +166,18 @@ def _longest(state: State, ledger: Ledger, region: int) -> float:
 def _judge(
     state: State, place: Place, looks: Sequence[Look], told: float, limit: float, what: str, out: list[Effect]
 ) -> State:
-    """What comes of one delta, or of one relay's means, by what is told of it now: a norm of more than `limit` is
-    false."""
+    """What comes of one delta, or of one relay's means, by what is told of it now. No honest one has a norm of
+    more than `limit`; one that has `SLACK` times as much is not taken."""
     node, squares = state.round.ledger.entries[place].node, limit * limit
     whole = fsum(look.square for look in looks)
-    if whole <= squares:
+    if whole <= SLACK**2 * squares:
         return state
     sentence = f"its {what} has a norm of {sqrt(whole):.3g}, and {told:.3g} was told"
     note = f"round {state.round.number}: {state.name(node)}: {sentence}"
     by_chunk = _by_chunk(state, looks)
-    if _is_beyond_doubt(by_chunk, squares):
+    if _is_beyond_doubt(by_chunk, node, squares):
         out.append(Note(f"{note}: it is withdrawn", node))
-        witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0}
+        witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0} - {node}
         return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
     suspects, owners = _to_look_again(state, looks, by_chunk, squares)
     who = state.names(sorted(suspects, key=order))
@@ -206,13 +202,13 @@ def _by_chunk(state: State, looks: Sequence[Look]) -> dict[int, Voices]:
     return found
 
 
-def _is_beyond_doubt(by_chunk: dict[int, Voices], squares: float) -> bool:
-    """Whether it is too long whoever lies, if one does: the least that anybody told of each chunk, without the
-    chunks of which that one alone told."""
+def _is_beyond_doubt(by_chunk: dict[int, Voices], node: NodeId, squares: float) -> bool:
+    """Whether the delta of `node` is too long whoever else lies, if one does: the least that anybody told of each
+    chunk, without the chunks of which that one alone told."""
     least, alone = list[float](), dict[NodeId, list[float]]()
     for by in by_chunk.values():
         least.append(min(by.values()))
-        if len(by) == 1:
+        if len(by) == 1 and node not in by:
             alone.setdefault(next(iter(by)), []).append(least[-1])
     return fsum(least) - max(map(fsum, alone.values()), default=0.0) > squares
 
@@ -220,18 +216,15 @@ def _is_beyond_doubt(by_chunk: dict[int, Voices], squares: float) -> bool:
 def _to_look_again(
     state: State, looks: Sequence[Look], by_chunk: dict[int, Voices], squares: float
 ) -> tuple[set[NodeId], dict[int, NodeId]]:
-    """Who may have told too much, and who is to merge the chunks of which they told instead; nobody: nobody else
-    can, or it was looked at often enough. Who told more of a chunk than another did looks at none any more: it
-    may be that the delta's maker sent them different ones, and then it is no harm."""
-    node, ratio = looks[0].node, tolerance(state)
-    seen = Counter[NodeId]()
+    """Who alone may have told too much, and who is to merge the chunks of which they told instead, so that none of
+    them tells anything of it any more; nobody: nobody else can, or it was looked at often enough."""
+    node, seen = looks[0].node, Counter[NodeId]()
     by_voice = dict[NodeId, list[float]]()
     for look in looks:
         by_voice.setdefault(look.voice, []).append(look.square)
-    more = {v for by in by_chunk.values() for v, square in by.items() if square > min(by.values()) * ratio * ratio}
     excess = fsum(look.square for look in looks) - squares
-    suspects = more & by_voice.keys() or {v for v, told in by_voice.items() if fsum(told) >= excess}
-    others = [n for n in _able_owners(state) if n != node and n not in more]
+    suspects = {voice for voice, told in by_voice.items() if fsum(told) >= excess} - {node}
+    others = [n for n in _able_owners(state) if n != node and n not in suspects]
     owners = dict[int, NodeId]()
     for look in looks:
         if look.voice not in suspects:

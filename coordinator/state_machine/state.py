@@ -107,6 +107,7 @@ class Audit(Struct, frozen=True, gc=False):
     parties: Parties  # as they were when it was opened
     seconds: float  # that an auditor has
     wanted: int  # auditors, as long as they find what was sealed
+    norms: bytes = b""  # of what the owner merged, as it told them
     named: dict[NodeId, float] = {}  # auditors; seconds: until when they may answer
     asked: dict[NodeId, float] = {}  # since when they may, in seconds
     took: tuple[float, ...] = ()  # seconds of the answers so far

@@ -139,6 +139,7 @@ class Reports:
             silent=found.silent,
             shown=found.shown,
             relay=0 if found.relay is None else found.relay + 1,
+            norms=found.norms,
         )
         self.control.report(pb.ReportRequest(fence=_fence(plan, found.since), audit_reported=report))
 

@@ -1,6 +1,7 @@
 """Audits of sealed chunks over loopback TCP: members that fetch what went into a chunk find who lied about it."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,10 +76,12 @@ async def audited(
 
 
 @pytest.mark.parametrize("c", [0, 1, 2, 3, 9])
-def test_an_auditor_recomputes_what_an_honest_owner_sealed(c: int) -> None:
+@pytest.mark.parametrize("norm", [math.inf, 100.0])
+def test_an_auditor_recomputes_what_an_honest_owner_sealed_and_the_norms_that_it_told(c: int, norm: float) -> None:
     async def body() -> None:
         async with fleet(4) as planes:
             plan = signed_plan(planes, weights=[1.0, 2.5, 0.0, 3.0])
+            plan = replace(plan, members=tuple(replace(m, norm=norm) for m in plan.members))
             members = signing(planes, plan)
             members[2] = await without_delta(members[2], plan)
             async with reducing(*members):
@@ -86,7 +89,10 @@ def test_an_auditor_recomputes_what_an_honest_owner_sealed(c: int) -> None:
                 sealed = members[0].reduction.result.digests[c]
                 for member in members:
                     found = await audited(member, plan, c, [0, 1, 3])
-                    assert found.digest == sealed == digest(reference(c, [0, 1, 3], [1.0, 2.5, 3.0]))
+                    assert found.digest == sealed
+                    assert norm < math.inf or sealed == digest(reference(c, [0, 1, 3], [1.0, 2.5, 3.0]))
+                    assert found.norms == members[plan.owners[c]].reports.seals[c][1].norms
+                    assert len(found.norms) == (3 if norm < math.inf else 0)
                     (receipt,) = map(unpack_receipt, found.receipts)
                     assert receipt.mean == sealed and [r.place for r in receipt.records] == [0, 1, 3]
 

@@ -1,5 +1,7 @@
 """Audits of sealed chunks, as the coordinator's machine decides on them: who lies is found, nobody else is."""
 
+import struct
+
 import pytest
 from audit_world import AuditWorld, Lies, key_of, liar, nonces
 
@@ -15,6 +17,7 @@ from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.audit import AUDITORS, DOUBTS, give_time_anew
+from atoll.coordinator.state_machine.audit_voices import is_well
 from atoll.coordinator.state_machine.members import put
 from atoll.coordinator.state_machine.state import Audit, fail_attempt
 
@@ -334,6 +337,39 @@ def test_two_that_lie_convict_no_owner_where_most_others_do_not_answer() -> None
     for nonce in nonces(0, 10):
         world = AuditWorld(nonce, liar(2, "audit") | liar(3, "audit") | silent, audit="1000").run()
         assert world.charged().keys() <= {N2, N3, *silent} and not world.convicted()
+
+
+@pytest.mark.parametrize("liars", [(), (N2,)])
+def test_an_owner_is_banned_that_told_other_norms_than_those_of_what_it_merged(liars: tuple[NodeId, ...]) -> None:
+    """Or who says so, if nobody else does. The owner alone sees its own delta: it told that it is short."""
+    world = AuditWorld(b"0", audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    c, drawn = next((c, a) for c, a in world.state.round.audits.items() if N2 in a.named)
+    told, found = (struct.pack("<8f", *(1.0,) * 7, last) for last in (1.0, 24.0))
+    audits = world.state.round.audits | {c: replace(drawn, norms=told)}
+    world.state = replace(world.state, round=replace(world.state.round, audits=audits))
+    while (audit := world.state.round.audits.get(c)) is not None and not world.decisions:
+        for node in audit.named.keys() - audit.voices.keys():
+            other = node in liars if liars else True
+            world.feed(replace(world.finding(node, audit), norms=found if other else told))
+        world.feed(ev.Tick())
+    (decision,) = world.decisions
+    if liars:
+        assert (decision.node, decision.evidence.offence) == (N2, Offence.FALSE_AUDIT)
+    else:
+        assert world.convicted() == {drawn.owner} and "other norms" in decision.evidence.sentence
+
+
+def test_norms_may_differ_as_machines_sum_them_in_another_order() -> None:
+    world = AuditWorld(b"0", audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    audit = replace(next(iter(world.state.round.audits.values())), norms=struct.pack("<2f", 1.0, 0.0))
+    said = world.finding(next(iter(audit.named)), audit)
+    for norms, well in (((1.00001, 0.0), True), ((1.1, 0.0), False), ((1.0, 1e-9), False), ((1.0,), False)):
+        assert is_well(audit, replace(said, norms=struct.pack(f"<{len(norms)}f", *norms))) is well
+    assert is_well(audit, said) and is_well(replace(audit, norms=b""), replace(said, norms=b"1234"))
 
 
 def test_a_relay_that_says_as_an_auditor_that_its_lie_is_well_has_nobody_else_banned_for_it() -> None:
