@@ -25,6 +25,7 @@ class Standing(StrEnum):
     SAVING = "saving"  # it said that it exchanges nothing for now, when an attempt counted on it
     DIFFERED = "differed"  # its state was not the run's
     PUT_OUT = "put out"  # for what it did (`conduct`)
+    DOUBTED = "doubted"  # its work was left out, as one alone tells of it what nobody else can see
 
 
 GONE = (Standing.BROKE, Standing.SILENT)

@@ -137,6 +137,9 @@ def _late(seen: Observations, node: NodeId, member: MemberSeen, seconds: float) 
             return _plain(Kind.PAUSED, node, sentence, seconds, Confidence.SEEN)
         case Standing.PUT_OUT:
             return _plain(Kind.PUT_OUT, node, f"{name} was put out for what it did", seconds, Confidence.SEEN)
+        case Standing.DOUBTED:
+            sentence = f"{name}'s work was left out for what another told of it"
+            return _plain(Kind.PUT_OUT, node, sentence, seconds, Confidence.TOLD)
     if (died := account.had(IncidentKind.OUT_OF_MEMORY, IncidentKind.TRAINER_DIED)) is not None:
         return _died(seen, node, died, seconds)
     if member.standing is Standing.AWAY:

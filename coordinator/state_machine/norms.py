@@ -183,7 +183,7 @@ def _judge(
     who = state.names(sorted(suspects, key=order))
     if not owners:
         out.append(Note(f"{note}, by {who} alone, and nobody else can tell: it is left out", node))
-        return _without(state, place, sqrt(whole))
+        return _without(state, place, sqrt(whole), Standing.DOUBTED)
     out.append(
         Note(f"{note}, by {who} {'alone' if len(suspects) == 1 else 'or one of them'}: others are to look", node)
     )
@@ -243,7 +243,7 @@ def _charge(state: State, node: NodeId, sentence: str, witnesses: Iterable[NodeI
     return charge(state, node, Evidence(state.round.number, Offence.FALSE_NORM, sentence, facts), out)
 
 
-def _without(state: State, place: Place, seen: float) -> State:
+def _without(state: State, place: Place, seen: float, standing: Standing = Standing.PUT_OUT) -> State:
     """The round without a member, and without what was sealed with its bytes; if the run cannot do without it, or
     it came in again, with the norm that was seen in the place of what it told."""
     r = state.round
@@ -256,7 +256,7 @@ def _without(state: State, place: Place, seen: float) -> State:
         ledger = replace(ledger, contributions=contributions | {node: longer})
         return with_round(state, replace(r, ledger=ledger))
     dropped = with_round(state, replace(r, ledger=ledger, withdrawn=r.withdrawn | {node}))
-    return drop_from_round(dropped, node, Standing.PUT_OUT)
+    return drop_from_round(dropped, node, standing)
 
 
 def _with_place(ledger: Ledger, place: Place) -> Iterator[int]:

@@ -38,7 +38,7 @@ from atoll.coordinator.state_machine.members import VERIFIER, MemberState
 from atoll.coordinator.state_machine.replay_verdict import MIN_OTHERS, Verdict, verdict
 from atoll.coordinator.state_machine.state import Phase, Replay, State
 
-MAX_SKIPPED = 0.1  # share of its samples that a contributor left out, and is drawn all the same
+MAX_SKIPPED = 0.1  # share of its work that does not count by its own word, and it is drawn all the same
 MAX_CHUNKS = 4  # that are compared
 MAX_OTHERS = 4  # contributors that are compared with
 MIN_VALID = 10  # replays that are well, before a contributor is drawn rarely
@@ -110,7 +110,7 @@ def _candidates(state: State, verifier: NodeId) -> list[NodeId]:
         counted = node in state.makers or node in state.unawaited  # in the round before
         if member is None or not lease or not member.key or not counted or member.missed:
             continue
-        damped = state.config.outer.damping and work.damping < 1.0
+        damped = state.config.outer.damping and work.damping < 1.0 - MAX_SKIPPED
         plain = MAX_SKIPPED * work.samples >= work.skipped and not work.earlier and not damped
         known = state.replays.valid.get(identity(state, node), 0) >= MIN_VALID
         turn = not known or _lot(state, b"turn", node) < RARELY

@@ -158,6 +158,22 @@ def test_an_owner_that_adds_a_little_to_what_all_tell_of_one_has_it_neither_char
         assert victim in committed(run) and not charged(run) - {liar}, run.said
 
 
+def test_where_one_of_two_may_have_lied_neither_looks_at_what_the_other_told() -> None:
+    """An honest owner that has most of a leaf's delta, and one that tells as much more of it as it has chunks."""
+    run = reducing(["ada", "bo", "cy", "dee", "eve"], leaves=["eve"])
+    leaf, heavy = NodeId("n5"), {c for c, owner in enumerate(run.state.round.ledger.owners) if owner == B}
+
+    def seen(who: NodeId, c: int, owner: NodeId) -> float:
+        square = 0.6 / len(heavy) if c in heavy else 0.4 / (8 - len(heavy))
+        lie = 0.58 / run.state.round.ledger.owners.count(A) if owner == A else 0.0
+        return math.sqrt(square + lie) if who == leaf else honest(who, c, owner)
+
+    while not run.state.committed:
+        seal(run, seen)
+    assert run.state.pending is not None and run.state.pending.attempts == 2
+    assert leaf in committed(run) and not charged(run)
+
+
 def test_an_owner_that_says_so_of_one_after_the_other_has_nothing_reduced_more_than_once() -> None:
     """Whose word is doubted merges nothing that is looked at again."""
     run = reducing(["ada", "bo", "cy", "dee", "eve", "flo"])
