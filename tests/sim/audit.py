@@ -5,11 +5,13 @@ A contributor's signature is made when it is first needed, in its name: who send
 not among the liars here, as the owner would refuse that.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sim.truth import Contribution, Mean, digest
+from sim.truth import Contribution, Mean, digest, norm
 
 from atoll.comm.allreduce.auditor import AuditFinding
 from atoll.comm.bitmap import places
@@ -178,7 +180,16 @@ class Audits:
         found = self.world.payload(mean)
         if self.node.host.lies_about("audit"):
             found = digest("a lie", found)
-        self._report(key, running, AuditFinding(key[1], key[2], found, (running.receipt,)))
+        norms = self._norms(key, running, contributions)
+        self._report(key, running, AuditFinding(key[1], key[2], found, (running.receipt,), norms=norms))
+
+    def _norms(self, key: Key, running: Running, contributions: Sequence[Contribution]) -> tuple[float, ...]:
+        """The norms of what an owner merged, of a chunk that had no relays."""
+        plan, chunks = running.plan, self.world.chunks(key[0])
+        if not plan.looks_at_norms or key[1] in plan.layered:
+            return ()
+        part = math.sqrt(chunks.size(key[1]) / chunks.numel)
+        return tuple(x.times * norm(x.node, len(x.samples)) * part for x in contributions)
 
     def _report(self, key: Key, running: Running, finding: AuditFinding) -> None:
         self._open[key] = None

@@ -56,6 +56,11 @@ def signed_plan(planes: Sequence[DataPlane], leaves: Sequence[int] = (), **rest:
     return replace(plan, members=tuple(members))
 
 
+def with_norms(plan: Plan, norm: float = 100.0) -> Plan:
+    """The plan of a run that clips, in which all tell this norm; inf: that does not."""
+    return replace(plan, members=tuple(replace(m, norm=norm) for m in plan.members))
+
+
 def signing(
     planes: Sequence[DataPlane], plan: Plan, payloads: Sequence[Sequence[U8]] = ENCODED, **rest: Any
 ) -> list[Member]:
@@ -81,7 +86,7 @@ def test_an_auditor_recomputes_what_an_honest_owner_sealed_and_the_norms_that_it
     async def body() -> None:
         async with fleet(4) as planes:
             plan = signed_plan(planes, weights=[1.0, 2.5, 0.0, 3.0])
-            plan = replace(plan, members=tuple(replace(m, norm=norm) for m in plan.members))
+            plan = with_norms(plan, norm)
             members = signing(planes, plan)
             members[2] = await without_delta(members[2], plan)
             async with reducing(*members):
@@ -134,13 +139,14 @@ def test_a_verifier_that_is_no_member_gets_what_was_contributed_as_the_receipt_h
 def test_an_auditor_recomputes_what_was_only_gathered() -> None:
     async def body() -> None:
         async with fleet(3) as planes:
-            plan = signed_plan(planes)
+            plan = with_norms(signed_plan(planes))
             members = signing(planes, plan, SPARSE, codec=SPARSE_CODEC, sealing=GATHERED)
             async with reducing(*members):
                 for member in members:
                     await member.holds_all()
                 found = await audited(members[0], plan, 4, range(3), SPARSE_CODEC, GATHERED)
                 assert found.digest == members[0].reduction.result.digests[4]
+                assert found.norms == members[plan.owners[4]].reports.seals[4][1].norms != ()
 
     run(body())
 
@@ -386,7 +392,7 @@ def test_in_two_levels_means_are_recomputed_region_by_region_and_a_lying_relay_i
 ) -> None:
     async def body() -> None:
         async with fleet(5) as planes:
-            plan = signed_plan(planes, **LEVELS)
+            plan = with_norms(signed_plan(planes, **LEVELS))
             members = signing(planes, plan)
             async with reducing(*members):
                 for member in members:
@@ -396,6 +402,7 @@ def test_in_two_levels_means_are_recomputed_region_by_region_and_a_lying_relay_i
                     for member in members:
                         found = await audited(member, plan, c, range(5))
                         assert found.digest == sealed[c] and len(found.receipts) == 2
+                        assert found.norms == members[plan.owners[c]].reports.seals[c][1].norms != ()
             relayed = digest(reference(1, [3, 4], [1.0] * 2))
         async with fleet(5) as planes:
             plan = signed_plan(planes, **LEVELS)
