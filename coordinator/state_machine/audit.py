@@ -483,13 +483,15 @@ def _without_end(
         others = [n for n in voices if n != state.round.ledger.entries[place].node]
         if len(voices) >= MIN_VOICES and 2 * len(of) > len(others):
             return _without(state, audit, place, True, now, out)
+        if len(voices) >= MIN_VOICES and 2 * len(of) == len(others) and place not in makers:
+            return _without(state, audit, place, True, now, out)  # who shows half of them what it has, too
     accused = max(silent, key=lambda p: len(silent[p]), default=-1)
     told = sum(voice.kind in (VoiceKind.OTHER, VoiceKind.RELAY) for voice in voices.values())
     if accused >= 0 and len(silent[accused]) >= told:
         well = any(voice.kind is VoiceKind.WELL for voice in voices.values())
         if len(voices) < MIN_VOICES and well and accused not in makers:
             return _found_well(state, audit)  # it shows it to the other one
-        return _without(state, audit, accused, False, now, out)
+        return _without(state, audit, accused, False, now, out, told > 1)
     why = f"the members that audited chunk {audit.chunk} do not agree"
     return _void(state, audit, why, now, out, doubted=True)
 
@@ -536,14 +538,17 @@ def _convict_contributor(
     return _start_over(state, f"{state.name(culprit)} forged its contribution to chunk {audit.chunk}", now)
 
 
-def _without(state: State, audit: Audit, place: int, most: bool, now: float, out: list[Effect]) -> State:
+def _without(
+    state: State, audit: Audit, place: int, most: bool, now: float, out: list[Effect], differs: bool = False
+) -> State:
     """Most, or too many to know better, say that the member at this place does not show what it should: the round
-    goes on without it."""
+    goes on without it. `differs`: others found something else."""
     r = state.round
     node = r.ledger.entries[place].node
     sentence = f"it did not show most auditors of chunk {audit.chunk} what it had of it"
     state = with_round(state, replace(r, distrusted=r.distrusted | {node, audit.owner}))
-    state = remember_unaudited(state, {audit.owner, *(r.ledger.entries[i].node for i in audit.parties.relays)})
+    makers = {audit.owner, *(r.ledger.entries[i].node for i in audit.parties.relays)}
+    state = remember_unaudited(state, makers) if most or differs or node in makers else state
     state = _withdraw_seals(state, {audit.owner, node}, [audit.chunk])
     ledger = state.round.ledger
     if node in ledger.contributions and node != audit.owner:
@@ -562,8 +567,8 @@ def _without(state: State, audit: Audit, place: int, most: bool, now: float, out
 def _void(state: State, audit: Audit, why: str, now: float, out: list[Effect], doubted: bool = False) -> State:
     """What the owner sealed cannot be trusted, and nobody is to blame. `doubted`: others own its chunks."""
     out.append(Note(f"round {state.round.number}: {why}: it is reduced again", audit.owner))
-    state = remember_unaudited(state, [audit.owner])
     if doubted:
+        state = remember_unaudited(state, [audit.owner])
         state = with_round(state, replace(state.round, distrusted=state.round.distrusted | {audit.owner}))
     return _start_over(_withdraw_seals(state, {audit.owner}, [audit.chunk]), why, now)
 

@@ -40,7 +40,8 @@ from atoll.coordinator.state_machine.weights import scales
 Place = int  # in the ledger's entries
 Voices = dict[NodeId, float]  # who told of one chunk of a delta: the square of its norm
 SLACK = 1.25  # times as long as told a delta may be
-MAX_LOOKS = 3  # at a chunk
+MAX_CLIPS = 2  # times that a delta which the run needs is clipped by what was told of it
+LONGEST = 1e38  # a norm that leaves nothing of a delta
 
 
 def tolerance(state: State) -> float:
@@ -168,9 +169,9 @@ def _judge(
 ) -> State:
     """What comes of one delta, or of one relay's means, by what is told of it now. No honest one has a norm of
     more than `limit`; one that has `SLACK` times as much is not taken."""
-    node, squares = state.round.ledger.entries[place].node, limit * limit
+    r, node, squares = state.round, state.round.ledger.entries[place].node, limit * limit
     whole = fsum(look.square for look in looks)
-    if whole <= SLACK**2 * squares:
+    if whole <= SLACK**2 * squares or r.clipped.get(node, 0) >= MAX_CLIPS:
         return state
     sentence = f"its {what} has a norm of {sqrt(whole):.3g}, and {told:.3g} was told"
     note = f"round {state.round.number}: {state.name(node)}: {sentence}"
@@ -179,7 +180,7 @@ def _judge(
         out.append(Note(f"{note}: it is withdrawn", node))
         witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0} - {node}
         return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
-    suspects, owners = _to_look_again(state, looks, by_chunk, squares)
+    suspects, owners = _to_look_again(state, looks, squares)
     who = state.names(sorted(suspects, key=order))
     if not owners:
         out.append(Note(f"{note}, by {who} alone, and nobody else can tell: it is left out", node))
@@ -187,7 +188,6 @@ def _judge(
     out.append(
         Note(f"{note}, by {who} {'alone' if len(suspects) == 1 else 'or one of them'}: others are to look", node)
     )
-    r = state.round
     ledger = book.unseal(r.ledger, frozenset(owners), owners)
     return with_round(state, replace(r, ledger=ledger, looks=(*r.looks, *looks)))
 
@@ -213,11 +213,10 @@ def _is_beyond_doubt(by_chunk: dict[int, Voices], node: NodeId, squares: float) 
     return fsum(least) - max(map(fsum, alone.values()), default=0.0) > squares
 
 
-def _to_look_again(
-    state: State, looks: Sequence[Look], by_chunk: dict[int, Voices], squares: float
-) -> tuple[set[NodeId], dict[int, NodeId]]:
+def _to_look_again(state: State, looks: Sequence[Look], squares: float) -> tuple[set[NodeId], dict[int, NodeId]]:
     """Who alone may have told too much, and who is to merge the chunks of which they told instead, so that none of
-    them tells anything of it any more; nobody: nobody else can, or it was looked at often enough."""
+    them tells anything of it any more; nobody: nobody else can, or others have looked once. An honest delta is not
+    too long then; one whose maker sends each something else would be, again and again."""
     node, seen = looks[0].node, Counter[NodeId]()
     by_voice = dict[NodeId, list[float]]()
     for look in looks:
@@ -225,15 +224,13 @@ def _to_look_again(
     excess = fsum(look.square for look in looks) - squares
     suspects = {voice for voice, told in by_voice.items() if fsum(told) >= excess} - {node}
     others = [n for n in _able_owners(state) if n != node and n not in suspects]
+    if not others or any((look.node, look.of_mean) == (node, looks[0].of_mean) for look in state.round.looks):
+        return suspects, {}
     owners = dict[int, NodeId]()
     for look in looks:
-        if look.voice not in suspects:
-            continue
-        fresh = [n for n in others if n not in by_chunk[look.chunk]]
-        if not fresh or len(by_chunk[look.chunk]) >= MAX_LOOKS:
-            return suspects, {}
-        owners[look.chunk] = min(fresh, key=lambda n: seen[n])
-        seen[owners[look.chunk]] += 1
+        if look.voice in suspects:
+            owners[look.chunk] = min(others, key=lambda n: seen[n])
+            seen[owners[look.chunk]] += 1
     return suspects, owners
 
 
@@ -252,9 +249,11 @@ def _without(state: State, place: Place, seen: float, standing: Standing = Stand
     left = [n for n in contributions if n != node and n in r.participants]
     need = max(state.config.members.minimum, 1)
     if node in contributions and (node in r.withdrawn or len(left) < need or not reachable(state, left)):
-        longer = replace(contributions[node], norm=max(seen, contributions[node].norm))
+        clips = r.clipped.get(node, 0) + 1  # then nothing is left of it, and nobody judges it any more
+        norm = max(seen if clips < MAX_CLIPS else LONGEST, contributions[node].norm)
+        longer = replace(contributions[node], norm=norm)
         ledger = replace(ledger, contributions=contributions | {node: longer})
-        return with_round(state, replace(r, ledger=ledger))
+        return with_round(state, replace(r, ledger=ledger, clipped=r.clipped | {node: clips}))
     dropped = with_round(state, replace(r, ledger=ledger, withdrawn=r.withdrawn | {node}))
     return drop_from_round(dropped, node, standing)
 

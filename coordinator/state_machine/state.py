@@ -180,6 +180,7 @@ class RoundState(Struct, frozen=True, gc=False):
     stragglers: dict[NodeId, float] = {}  # seconds; when those few were told the digests
     forgers: frozenset[NodeId] = frozenset()  # who gave other bytes than the ledger's, as others told
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
+    clipped: dict[NodeId, int] = {}  # of whose delta, which the run needs, the norm was raised, and how often
     looks: tuple[Look, ...] = ()  # of earlier attempts, at deltas that were longer than told
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed

@@ -158,6 +158,32 @@ def test_an_owner_that_adds_a_little_to_what_all_tell_of_one_has_it_neither_char
         assert victim in committed(run) and not charged(run) - {liar}, run.said
 
 
+def test_who_sends_each_owner_something_else_has_others_look_once_and_is_left_out() -> None:
+    """One chunk is long at whoever merges it first, then others: of each chunk somebody sees that it is short."""
+    run, looked = reducing(["ada", "bo", "cy", "dee", "eve", "flo"], leaves=["flo"]), dict[int, list[NodeId]]()
+
+    def seen(who: NodeId, c: int, owner: NodeId) -> float:
+        looked.setdefault(c, [])
+        if owner not in looked[c]:
+            looked[c].append(owner)
+        long = len(looked[c]) == (1 if c == 0 else 2)
+        return honest(who, c, owner) * (5.0 if who == NodeId("n6") and long else 1.0)
+
+    while not run.state.committed:
+        seal(run, seen)
+    assert run.state.pending is not None and run.state.pending.attempts <= 3 and not charged(run)
+
+
+def test_one_that_the_run_needs_and_is_longer_each_time_that_others_look_is_clipped_to_nothing_soon() -> None:
+    run = reducing()
+    run.config = replace(run.config, members=replace(run.config.members, minimum=4))
+    run.state = replace(run.state, config=run.config)
+    while not run.state.committed:
+        assert run.state.round.ledger.attempt < 5
+        seal(run, of(D, 10.0 ** (2 * run.state.round.ledger.attempt)))
+    assert run.state.pending is not None and run.state.pending.scales[D] < 1e-30
+
+
 def test_where_one_of_two_may_have_lied_neither_looks_at_what_the_other_told() -> None:
     """An honest owner that has most of a leaf's delta, and one that tells as much more of it as it has chunks."""
     run = reducing(["ada", "bo", "cy", "dee", "eve"], leaves=["eve"])

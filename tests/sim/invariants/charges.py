@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 def only_who_lied_of_a_norm_is_charged_with_it(world: "World", decision: Decision) -> None:
-    """Whoever told the norm of its delta is charged with a false one only upon the word of two who lie."""
+    """Whoever told the norm of its delta is charged with a false one only upon the word of two who lie, or its
+    own."""
     evidence, truth = decision.evidence, world.truth
     if evidence.offence is not Offence.FALSE_NORM or decision.consequence is Consequence.PARDONED:
         return
-    lied = (decision.node, evidence.round) in truth.outsized or len(truth.framed.get(evidence.round, ())) > 1
+    framed = truth.framed.get(evidence.round, set())
+    lied = (decision.node, evidence.round) in truth.outsized or decision.node in framed or len(framed) > 1
     hold(lied, f"{decision.node} is charged in round {evidence.round}: {evidence.sentence}")
 
 

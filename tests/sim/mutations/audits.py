@@ -32,6 +32,13 @@ MUTATIONS = [
         AUDIT,
     ),
     Mutation(
+        "who shows half of the auditors nothing is charged with nothing",
+        MACHINE,
+        "if len(voices) >= MIN_VOICES and 2 * len(of) == len(others) and place not in makers:",
+        "if False:",
+        AUDIT,
+    ),
+    Mutation(
         "an owner that shows no receipt is only late",
         MACHINE,
         "if most and place in {audit.parties.owner, *audit.parties.relays}:",

@@ -87,6 +87,20 @@ MUTATIONS = [
         NORMS,
     ),
     Mutation(
+        "others look at a delta as often as its maker likes",
+        C + "state_machine/norms.py",
+        "or any((look.node, look.of_mean) == (node, looks[0].of_mean) for look in state.round.looks):",
+        "or looks == []:",
+        NORMS,
+    ),
+    Mutation(
+        "a delta that the run needs is clipped as often as it is longer",
+        C + "state_machine/norms.py",
+        "MAX_CLIPS = 2  #",
+        "MAX_CLIPS = 99  #",
+        NORMS,
+    ),
+    Mutation(
         "an honest delta is just as long as it may be",
         C + "state_machine/norms.py",
         "SLACK = 1.25  #",
