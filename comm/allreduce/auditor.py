@@ -60,9 +60,7 @@ class AuditFinding:
     silent: tuple[int, ...] = ()  # places of those who did not give what was asked
     shown: bytes = b""  # of a contribution that differs from the receipt's: its record, signed by its sender
     relay: int | None = None  # place of a relay whose mean is not what its inputs come to, if to anything
-    norms: tuple[
-        float, ...
-    ] = ()  # l2 norms of what the owner merged, in the order of a seal's; none: not looked at
+    norms: tuple[float, ...] = ()  # l2 norms of what the owner merged, as its seal has them; none: not looked at
 
 
 class _Silent(Exception):

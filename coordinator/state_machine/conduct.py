@@ -10,6 +10,8 @@ journal keeps once; the operator can take it back (`Pardoned`).
     trouble (late, silent)   strikes of weight 1: it owns nothing, its work is not taken; never more
     false work (a replay     strikes of weight 2.5, with the same consequences: it is no proof
     of a round says so)
+    unshown (to auditors,    strikes of weight 4, with the same consequences, and its chunks are drawn more often
+    by who made it)          (`unaudited_lately`)
     doubtful (accuser,       the same, at the commit, unless it would hit more than half of the round's members:
     outlier)                 then the network, or the run, is the odd one
 

@@ -65,13 +65,13 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
         contribution = ledger.entries[place].contribution
         told = contribution.norm if contribution is not None else 0.0
         limit = told * ratio
-        if square > SLACK * limit * SLACK * limit:  # a power of a large number raises
+        if square > SLACK**2 * limit * limit:
             looks = list(_looks(ledger, place, of_means=False))
             state = _judge(state, place, looks, told, limit, "delta", out)
     for place, square in sorted(means.items()) if state is before else ():  # else a mean may be of what is false
         longest = _longest(state, ledger, ledger.regions[place])
         limit = longest * ratio * (1 + state.config.reduce.norm_growth)
-        if square > SLACK * limit * SLACK * limit:  # a power of a large number raises
+        if square > SLACK**2 * limit * limit:
             looks = list(_looks(ledger, place, of_means=True))
             state = _judge(state, place, looks, longest, limit, "region's mean", out)
     return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)
@@ -171,8 +171,8 @@ def _judge(
     more than `limit`; one that has `SLACK` times as much is not taken."""
     r, node, squares = state.round, state.round.ledger.entries[place].node, limit * limit
     whole = fsum(look.square for look in looks)
-    if whole <= SLACK**2 * squares or r.clipped.get(node, 0) >= MAX_CLIPS:
-        return state
+    if whole <= SLACK**2 * squares or (r.clipped.get(node, 0) >= MAX_CLIPS and not looks[0].of_mean):
+        return state  # in the latter case nothing is left of it
     sentence = f"its {what} has a norm of {sqrt(whole):.3g}, and {told:.3g} was told"
     note = f"round {state.round.number}: {state.name(node)}: {sentence}"
     by_chunk = _by_chunk(state, looks)
@@ -253,7 +253,8 @@ def _without(state: State, place: Place, seen: float, standing: Standing = Stand
         norm = max(seen if clips < MAX_CLIPS else LONGEST, contributions[node].norm)
         longer = replace(contributions[node], norm=norm)
         ledger = replace(ledger, contributions=contributions | {node: longer})
-        return with_round(state, replace(r, ledger=ledger, clipped=r.clipped | {node: clips}))
+        clipped, distrusted = r.clipped | {node: clips}, r.distrusted | {node}  # it sums for nobody, either
+        return with_round(state, replace(r, ledger=ledger, clipped=clipped, distrusted=distrusted))
     dropped = with_round(state, replace(r, ledger=ledger, withdrawn=r.withdrawn | {node}))
     return drop_from_round(dropped, node, standing)
 

@@ -67,7 +67,7 @@ MUTATIONS = [
     Mutation(
         "nobody looks at norms",
         C + "state_machine/norms.py",
-        "limit = told * ratio\n        if square > SLACK * limit * SLACK * limit:",
+        "limit = told * ratio\n        if square > SLACK**2 * limit * limit:",
         "if False:",
         0,
         slow=True,
