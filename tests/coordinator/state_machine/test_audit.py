@@ -16,8 +16,9 @@ from atoll.coordinator.service.view import affected_nodes, view
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.audit import AUDITORS, DOUBTS, give_time_anew
+from atoll.coordinator.state_machine.audit import DOUBTS, give_time_anew
 from atoll.coordinator.state_machine.audit_voices import is_well
+from atoll.coordinator.state_machine.auditors import AUDITORS
 from atoll.coordinator.state_machine.members import put
 from atoll.coordinator.state_machine.state import Audit, fail_attempt
 

@@ -8,18 +8,20 @@ AUDIT, RUNS = (
 )
 AUDITOR = "tests/comm/allreduce/test_auditor.py"
 MACHINE, VOICES = C + "state_machine/audit.py", C + "state_machine/audit_voices.py"
+NAMING, VERDICT = C + "state_machine/auditors.py", C + "state_machine/audit_verdict.py"
 
 MUTATIONS = [
     Mutation(
         "an auditor that answers is charged for the time it took",
         MACHINE,
         "    audit = replace(audit, took=(*audit.took,",
-        "    state = _lend(state, audit, event.node, now)\n    audit = replace(audit, took=(*audit.took,",
+        "    state = lend_to_auditor(state, audit, event.node, now)\n"
+        "    audit = replace(audit, took=(*audit.took,",
         AUDIT,
     ),
     Mutation(
         "an auditor is charged that was given a receipt which no other one was",
-        MACHINE,
+        VERDICT,
         "if known and given_by_others(audit, state.round.salt, node, of[VoiceKind.WELL]):",
         "if known:",
         AUDIT,
@@ -33,21 +35,21 @@ MUTATIONS = [
     ),
     Mutation(
         "who shows half of the auditors nothing is charged with nothing",
-        MACHINE,
+        VERDICT,
         "if len(voices) >= MIN_VOICES and 2 * len(of) == len(others) and place not in makers:",
         "if False:",
         AUDIT,
     ),
     Mutation(
         "an owner that shows no receipt is only late",
-        MACHINE,
+        VERDICT,
         "if most and place in {audit.parties.owner, *audit.parties.relays}:",
         "if False:",
         AUDIT,
     ),
     Mutation(
         "an owner that shows half of the auditors its receipt is charged with nothing",
-        MACHINE,
+        VERDICT,
         "(*((place, against[place]) for place in sorted(makers & against.keys())), *silent.items())",
         "(*silent.items(),)",
         RUNS,
@@ -61,28 +63,28 @@ MUTATIONS = [
     ),
     Mutation(
         "one of two auditors has a member left out that shows the other what it has",
-        MACHINE,
+        VERDICT,
         "if len(voices) < MIN_VOICES and well and accused not in makers:",
         "if False:",
         AUDIT,
     ),
     Mutation(
         "a relay that shows one of two auditors nothing is taken at its own word",
-        MACHINE,
+        VERDICT,
         "if len(voices) < MIN_VOICES and well and accused not in makers:",
         "if len(voices) < MIN_VOICES and well:",
         AUDIT,
     ),
     Mutation(
         "all who are to repeat an audit are those who are likely to be quick",
-        MACHINE,
+        NAMING,
         "least = count if audit.wide else min(count, least)",
         "least = min(count, least)",
         AUDIT,
     ),
     Mutation(
         "a newcomer is named for audits as anybody is",
-        MACHINE,
+        NAMING,
         "unknown = bool(excused(state, [node]))",
         "unknown = False",
         AUDIT,
@@ -110,7 +112,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who owes the others time audits as anybody does",
-        MACHINE,
+        NAMING,
         "return unknown or owes_time(state, node) or _was_silent",
         "return unknown or _was_silent",
         AUDIT,
@@ -124,21 +126,21 @@ MUTATIONS = [
     ),
     Mutation(
         "one of two voices is a majority",
-        MACHINE,
+        VERDICT,
         "if len(voices) >= MIN_VOICES and 2 * len(of) > len(others):",
         "if 2 * len(of) > len(others):",
         AUDIT,
     ),
     Mutation(
         "a majority of those that answer an audit convicts, however few they are of all",
-        MACHINE,
+        VERDICT,
         "if not enough or 2 * len(against) <= able:",
         "if not enough:",
         AUDIT,
     ),
     Mutation(
         "where two can audit the slow one always does",
-        MACHINE,
+        NAMING,
         "    least = 1 if",
         "    least = 2 if",
         AUDIT,
@@ -174,7 +176,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who is to audit just after the coordinator was away has no time to come back",
-        MACHINE,
+        NAMING,
         "    begun = max(now, state.round.patient_until)\n",
         "    begun = now\n",
         AUDIT,
@@ -202,7 +204,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who is too slow for an audit is named for it",
-        C + "state_machine/audit.py",
+        NAMING,
         "return late or (down > 0 and len(places(audit.inputs)) * size > down * audit.seconds)",
         "return late",
         "tests/coordinator/state_machine/test_audit.py",
@@ -217,23 +219,23 @@ MUTATIONS = [
     ),
     Mutation(
         "what is drawn does not follow from the secret",
-        MACHINE,
+        NAMING,
         "digest(what, state.nonce, r.salt, about, sealed)",
         "digest(what, about)",
         RUNS,
     ),
     Mutation(
         "an owner audits itself",
-        MACHINE,
-        "able = _able(state) - {audit.owner} - audit.silent",
-        "able = _able(state) - audit.silent",
+        NAMING,
+        "able = able_auditors(state) - {audit.owner} - audit.silent",
+        "able = able_auditors(state) - audit.silent",
         AUDIT,
     ),
-    Mutation("leaves audit", MACHINE, "n in here and not here[n].leaf and", "n in here and", AUDIT),
-    Mutation("two voices convict", MACHINE, "MIN_VOICES = 3", "MIN_VOICES = 2", AUDIT),
+    Mutation("leaves audit", NAMING, "n in here and not here[n].leaf and", "n in here and", AUDIT),
+    Mutation("two voices convict", NAMING, "MIN_VOICES = 3", "MIN_VOICES = 2", AUDIT),
     Mutation(
         "what a convicted owner sealed besides is committed",
-        MACHINE,
+        VERDICT,
         "book.made_by(r.ledger, nodes).union(chunks)",
         "set(chunks)",
         RUNS,
@@ -261,7 +263,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who shows half of the auditors nothing stays",
-        MACHINE,
+        VERDICT,
         "if accused >= 0 and",
         "if accused >= 0 and 2 * len(accusers[accused]) > total and",
         AUDIT,
@@ -304,7 +306,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who was silent is named as before",
-        MACHINE,
+        NAMING,
         "or _was_silent(state, node) or",
         "or",
         AUDIT,
