@@ -19,6 +19,11 @@ The lies, of which a node may have several:
     shield          it shows none of what a partner sealed falsely
     sum             as a relay it signs something else than its region's mean
     nested sum      as a relay it signs that its region's mean is made of another mean
+    sum told short  as a relay it tells that the deltas that it averages have no length
+    sum of others   as a relay it tells nothing of its own delta, which it averages
+    late sum        as a relay it tells what it does when the chunk is sealed
+    sum untold      as a relay it tells nothing
+    seals unsummed  of what relays did not sum for it it seals means, for which it has no receipt
     no sum          as a relay it signs a mean of contributions of which there is none
     audit           it says that what is well is not
     cover           it says that what a partner sealed, or summed, is well
@@ -28,9 +33,12 @@ The lies, of which a node may have several:
     alarm           it says that what others sealed is too long, chunk by chunk
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+
+from scenario import norms_of, sums_of
 
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.config.model import ModelConfig
@@ -40,6 +48,7 @@ from atoll.comm.config.security import SecurityConfig
 from atoll.comm.digest import digest
 from atoll.comm.evidence import Consequence, Offence
 from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence
 from atoll.comm.receipts import InputRecord, Receipt, sign_input, sign_receipt
 from atoll.comm.replace import replace
 from atoll.comm.signatures import PrivateKey
@@ -60,7 +69,7 @@ def key_of(node: NodeId) -> PrivateKey:
     return PrivateKey.generate()
 
 
-def config(audit: str, members: int) -> RunConfig:
+def config(audit: str, members: int, norms: bool = False) -> RunConfig:
     return RunConfig(
         model=ModelConfig(seq_len=1),
         inner=InnerConfig(batch_size=1),
@@ -68,14 +77,14 @@ def config(audit: str, members: int) -> RunConfig:
         members=MembersConfig(start=members, minimum=2, lease=1e6, reconnect=2.0, stall=1e6),
         reduce=ReduceConfig(block=1, chunk=1),
         security=SecurityConfig(audit=audit),
-        outer=OuterConfig(clip=False),  # no norms: here are no bytes
+        outer=OuterConfig(clip=norms),
     )
 
 
 @lru_cache(8)
-def reducing(count: int, leaves: int, audit: str, chunks: int) -> State:
+def reducing(count: int, leaves: int, audit: str, chunks: int, norms: bool) -> State:
     """The state of a run of so many members, the last ones leaves, whose first attempt is about to open."""
-    state, now = State(config(audit, count)), 0.0
+    state, now = State(config(audit, count, norms)), 0.0
     nodes = [NodeId(f"n{i + 1}") for i in range(count)]
     events: list[ev.Event] = [ev.Started(1, b"nonce")]
     for i, node in enumerate(nodes):
@@ -114,6 +123,9 @@ class AuditWorld:
     leaves: int = 0
     audit: str = "auto"
     chunks: int = CHUNKS
+    norms: bool = (
+        False  # are told, by owners and relays, and looked at; each chunk of a delta is as long as the others
+    )
     levels: int = 1  # 2: the second half of the members is a region of its own, and each region has relays
     decisions: list[ev.Decision] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -121,7 +133,7 @@ class AuditWorld:
     committed: dict[int, bytes] = field(default_factory=dict)  # digests of the sealed chunks
 
     def __post_init__(self) -> None:
-        before = reducing(self.count, self.leaves, self.audit, self.chunks)
+        before = reducing(self.count, self.leaves, self.audit, self.chunks, self.norms)
         self.state, self.now = replace(before, nonce=self.nonce), 10.0
         self.told: set[tuple[NodeId, int | NodeId, int]] = set()
         self.mute: set[tuple[NodeId, int]] = set()
@@ -194,7 +206,13 @@ class AuditWorld:
             if owner in here and owner is not None:
                 fence = r.plan.fence._replace(attempt=ledger.since[c])
                 sealed = self.lie(c) if "seal" in self.lies_of(owner) else self.mean(c, everybody)
-                yield ev.ChunksSealed(owner, 1, fence, ((c, sealed, bitmap(everybody, len(ledger.entries))),))
+                seals = ((c, sealed, bitmap(everybody, len(ledger.entries))),)
+                told = norms_of(ledger, seals, self.part) if self.norms else ()
+                sums = list(self.sums(owner, fence, seals)) if self.norms else []
+                late = [said for said in sums if "late sum" in self.lies_of(said.node)]
+                yield from (said for said in sums if said not in late)
+                yield ev.ChunksSealed(owner, 1, fence, seals, told)
+                yield from late
         yield from self.alarms()
         for c, audit in list(r.audits.items()):
             self.audited.add(c)
@@ -206,6 +224,28 @@ class AuditWorld:
             for node in ledger.members:
                 if node not in r.completions and node in here:
                     yield ev.ReduceComplete(node, 1, r.plan.fence, ledger.root, 1, 1)
+
+    @property
+    def part(self) -> float:
+        """The norm of one chunk of a delta."""
+        return math.sqrt(1.0 / self.chunks)
+
+    def sums(
+        self, owner: NodeId, fence: Fence, seals: tuple[tuple[int, bytes, bytes], ...]
+    ) -> Iterator[ev.ChunksSealed]:
+        """What relays tell of what they averaged for an owner."""
+        for relay, sums in sums_of(self.state.round.ledger, seals, self.part).items():
+            lies, place = self.lies_of(relay), self.place(relay)
+            if "sum of others" in lies:  # and its own delta is not among them
+                size = len(self.state.round.ledger.regions)
+                sums = tuple(
+                    (c, bitmap([i for i in places(inputs) if i != place], size), norms[4:])
+                    for c, inputs, norms in sums
+                )
+            elif "sum told short" in lies:
+                sums = tuple((c, inputs, bytes(len(norms))) for c, inputs, norms in sums)
+            if "sum untold" not in lies and "seals unsummed" not in self.lies_of(owner):
+                yield ev.ChunksSealed(relay, 1, fence, (), sums=sums)
 
     def alarms(self) -> Iterator[ev.Event]:
         """Who says that a sealed chunk is too long, once for each owner; liars for each chunk."""
@@ -313,7 +353,8 @@ class AuditWorld:
         fence = r.plan.fence._replace(attempt=audit.since)
 
         def said(found: bytes = b"", **rest: object) -> ev.AuditReported:
-            return replace(ev.AuditReported(node, 1, fence, c, found), **rest)  # type: ignore[arg-type]
+            told = self.found_norms(audit) if found and self.norms else {}
+            return replace(ev.AuditReported(node, 1, fence, c, found), **told | rest)  # type: ignore[arg-type]
 
         inputs = list(places(audit.inputs))
         mean = self.mean(c, inputs)
@@ -322,7 +363,7 @@ class AuditWorld:
         if "cover" in lies and (false_sum or "seal" in self.lies_of(audit.owner)):
             return said(audit.digest)
         owner = self.lies_of(audit.owner)
-        if "no receipt" in owner or ("half receipt" in owner and int(node[1:]) % 2):
+        if owner & {"no receipt", "seals unsummed"} or ("half receipt" in owner and int(node[1:]) % 2):
             return said(silent=(self.place(audit.owner),))
         honest = not lies & {"audit", "invention", "slander"}
         liars = [
@@ -364,6 +405,13 @@ class AuditWorld:
         if by_relay:
             return said(receipts=(receipt, *self.relayed(audit, node)), relay=relay)
         return said(digest(b"deceived", mean) if by_owner else mean, receipts=(receipt,))
+
+    def found_norms(self, audit: Audit) -> dict[str, object]:
+        """The norms that an auditor finds."""
+        seals = ((audit.chunk, audit.digest, audit.inputs),)
+        (norms,) = norms_of(self.state.round.ledger, seals, self.part)
+        sums = sums_of(self.state.round.ledger, seals, self.part).items()
+        return {"norms": norms, "sums": tuple((self.place(relay), of) for relay, ((_, _, of),) in sums)}
 
     def shows_no(self, node: NodeId, auditor: NodeId, owner: frozenset[str]) -> bool:
         """Whether a member shows its contributions to no auditor of what an owner with these lies sealed."""

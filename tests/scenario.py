@@ -50,7 +50,7 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.comm.bitmap import bitmap
+from atoll.comm.bitmap import bit, bitmap
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.run import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
@@ -254,10 +254,10 @@ class Run:
                 for name in words:
                     ledger, node = self.state.round.ledger, self.node(name)
                     if "chunk" in options:
-                        self.feed(self.event("seal", name, [], options))
+                        self.seal(name, options)
                         continue
                     for since in sorted({ledger.since[c] for c, o in enumerate(ledger.owners) if o == node}):
-                        self.do("seal", [name, f"since={since}", *(f"{k}={v}" for k, v in options.items())])
+                        self.seal(name, {"since": str(since)} | options)
             case "layout" | "evaluated" | "lost" | "forged" | "mended":
                 self.feed(self.event(verb, words[0], words[1:], options))
             case "state":
@@ -268,6 +268,16 @@ class Run:
                 for name in words:
                     self.feed(self.event(verb, name, [], options))
         self.clock = None
+
+    def seal(self, name: str, options: dict[str, str]) -> None:
+        """An owner seals, and before it relays tell what they summed for it."""
+        said = self.event("seal", name, [], options)
+        assert isinstance(said, ev.ChunksSealed)
+        for relay, sums in sums_of(self.state.round.ledger, said.seals).items():
+            if relay in self.state.members.here:
+                life = self.state.members.here[relay].life
+                self.feed(ev.ChunksSealed(relay, life, said.fence, (), sums=sums))
+        self.feed(said)
 
     def event(self, verb: str, name: str, rest: list[str], options: dict[str, str]) -> ev.Event:
         """What a node says."""
@@ -463,6 +473,22 @@ def norms_of(ledger: Ledger, seals: tuple[tuple[int, bytes, bytes], ...], norm: 
     """The norms that owners tell with these seals: that of each term."""
     terms = (seal_terms(ledger, c, inputs) for c, _, inputs in seals)
     return tuple(struct.pack(f"<{len(a) + len(b)}f", *[norm] * (len(a) + len(b))) for a, b in terms)
+
+
+def sums_of(
+    ledger: Ledger, seals: tuple[tuple[int, bytes, bytes], ...], norm: float = 0.0
+) -> dict[NodeId, tuple[tuple[int, bytes, bytes], ...]]:
+    """What the relays tell whose regions' means are in these seals: (chunk, inputs, norms)."""
+    found = dict[NodeId, tuple[tuple[int, bytes, bytes], ...]]()
+    for c, _, inputs in seals:
+        direct, relays = seal_terms(ledger, c, inputs)
+        for place in relays:
+            region = [i for i in range(len(ledger.regions)) if ledger.regions[i] == ledger.regions[place]]
+            inside = [i for i in region if i not in direct and bit(inputs, i) and ledger.entries[i].contribution]
+            sum_ = (c, bitmap(inside, len(ledger.regions)), struct.pack(f"<{len(inside)}f", *[norm] * len(inside)))
+            node = ledger.entries[place].node
+            found[node] = (*found.get(node, ()), sum_)
+    return found
 
 
 def shown_leases(leases: Leases, name: Callable[[NodeId], str]) -> str:

@@ -61,6 +61,7 @@ class AuditFinding:
     shown: bytes = b""  # of a contribution that differs from the receipt's: its record, signed by its sender
     relay: int | None = None  # place of a relay whose mean is not what its inputs come to, if to anything
     norms: tuple[float, ...] = ()  # l2 norms of what the owner merged, as its seal has them; none: not looked at
+    sums: tuple[tuple[int, tuple[float, ...]], ...] = ()  # those of what relays averaged: place, norms
 
 
 class _Silent(Exception):
@@ -123,6 +124,7 @@ class _ChunkAudit:
         self._plane, self._me, self._codec, self._chunks, self._sealing = plane, me, codec, chunks, sealing
         self._order, self._plan = order, plan
         self._receipts: list[bytes] = []
+        self._region_norms: dict[int, tuple[float, ...]] = {}  # by the place of its relay
         self._early: dict[int, asyncio.Task[bytes]] = {}  # inputs that are fetched before a receipt asks, by place
         self._clock = asyncio.get_running_loop().time
         self._until = self._clock() + ANSWER_SHARE * order.seconds
@@ -131,7 +133,8 @@ class _ChunkAudit:
         c, since = self._order.chunk, self._order.since
         try:
             found, norms, relay = await self._recompute()
-            return AuditFinding(c, since, found, tuple(self._receipts), relay=relay, norms=norms)
+            sums = tuple(self._region_norms.items()) if norms else ()
+            return AuditFinding(c, since, found, tuple(self._receipts), relay=relay, norms=norms, sums=sums)
         except _Silent as silent:
             return AuditFinding(c, since, b"", tuple(self._receipts), (silent.place,))
         except _OtherInput as other:
@@ -190,9 +193,11 @@ class _ChunkAudit:
         payloads = await self._inputs(receipt.records)
         order = SumRegion(self._order.chunk, self._order.since, record.inputs)
         try:
-            return (await self._sealed(order, payloads, mean_of(self._codec)))[0]
+            mean, norms = await self._sealed(order, payloads, mean_of(self._codec))
         except UnusableContribution:
             return None
+        self._region_norms[record.place] = norms
+        return mean
 
     async def _sealed(
         self, order: MergeChunk | SumRegion, payloads: dict[int, U8], sealing: SealFormat

@@ -984,6 +984,7 @@ class AuditReported(_message.Message):
     SHOWN_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
     NORMS_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
     chunk: _builtins.int
     digest: _builtins.bytes
     """of what the inputs come to; empty: it could not be told, or they come to nothing"""
@@ -1003,6 +1004,10 @@ class AuditReported(_message.Message):
     def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """of what the owner merged, as it tells them with its seal"""
 
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionNorms]:
+        """of what relays averaged, as they tell them"""
+
     def __init__(
         self,
         *,
@@ -1013,14 +1018,41 @@ class AuditReported(_message.Message):
         shown: _builtins.bytes = ...,
         relay: _builtins.int = ...,
         norms: _abc.Iterable[_builtins.float] | None = ...,
+        sums: _abc.Iterable[Global___RegionNorms] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "norms", b"norms", "receipts", b"receipts", "relay", b"relay", "shown", b"shown", "silent", b"silent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "norms", b"norms", "receipts", b"receipts", "relay", b"relay", "shown", b"shown", "silent", b"silent", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditReported: _TypeAlias = AuditReported  # noqa: Y015
+
+@_typing.final
+class RegionNorms(_message.Message):
+    """of what a relay averaged for its region"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    NORMS_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """the relay's"""
+    @_builtins.property
+    def norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        norms: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["norms", b"norms", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionNorms: _TypeAlias = RegionNorms  # noqa: Y015
 
 @_typing.final
 class ReplayReported(_message.Message):

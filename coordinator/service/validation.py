@@ -188,7 +188,10 @@ class Report:
         if len(m.silent) > MAX_PLACES or max(m.silent, default=0) >= MAX_PLACES:
             raise ValueError("an audit names places that no plan has: they must be places of the plan")
         relay = m.relay - 1 if m.relay else None
-        found = digest_, tuple(m.receipts), tuple(m.silent), m.shown, relay, _norms(m)
+        if len(m.sums) > MAX_PLACES or sum(len(sum_.norms) for sum_ in m.sums) > MAX_PLACES:
+            raise ValueError("an audit tells norms of more than all that contributed")
+        sums = tuple((sum_.place, _norms(sum_)) for sum_ in m.sums)
+        found = digest_, tuple(m.receipts), tuple(m.silent), m.shown, relay, _norms(m), sums
         return ev.AuditReported(self.node, self.life, self.fence, m.chunk, *found)
 
     def replay_reported(self, m: pb.ReplayReported) -> ev.ReplayReported:
@@ -361,11 +364,11 @@ def _digest(sent: bytes) -> bytes:
     return sent
 
 
-def _norms(sent: pb.Seal | pb.AuditReported) -> bytes:
+def _norms(sent: pb.Seal | pb.AuditReported | pb.RegionNorms) -> bytes:
     """The norms of a sealed chunk's terms, fp32, little-endian, which none is below 0 or not finite."""
     norms = sent.norms[: 8 * MAX_MEMBER_BITMAP]
     if norms and not (min(norms) >= 0 and sum(norms) < inf):  # nor is one of them NaN
-        raise ValueError(f"a norm in chunk {sent.chunk} is negative, or not finite")
+        raise ValueError("a norm is negative, or not finite")
     return struct.pack(f"<{len(norms)}f", *norms)
 
 

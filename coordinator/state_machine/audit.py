@@ -22,6 +22,7 @@ from atoll.comm.digest import digest
 from atoll.comm.evidence import Evidence, Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.audit_verdict import (
     close,
     convict,
@@ -71,13 +72,14 @@ def salt(state: State, members: Iterable[NodeId]) -> bytes:
 
 
 def draw(state: State, fresh: Sequence[int], now: float) -> State:
-    """Draw among the chunks that were sealed just now; what somebody said of them before is looked into."""
+    """Draw among the chunks that are sealed, with all that relays tell of them, since just now; what somebody said
+    of them before is looked into."""
     r = state.round
     if not r.salt:
         return state
     told = {what for _, what, _ in r.outsized}
     limit = state.config.security.audits / len(r.ledger.owners)
-    for c in fresh:
+    for c in dict.fromkeys(fresh):
         if c not in state.round.ledger.sealed:
             continue  # with what its owner sealed besides
         if (c, r.ledger.since[c], r.ledger.sealed[c].digest) in told:
@@ -127,6 +129,30 @@ def doubt(state: State, event: SealOutsized, now: float, out: list[Effect]) -> S
     return _look_into(state, c, now)
 
 
+def look_into_untold(state: State, now: float, out: list[Effect]) -> State:
+    """All hold all that is sealed, and said so after whatever they had to tell. Where a relay told nothing of a
+    mean that is in it, or that it is of other inputs, it lies, or the owner that sealed what it did not sum: three
+    look who it is. Where they cannot, or did, neither sums anything more in this round, and others do."""
+    r, ledger = state.round, state.round.ledger
+    untold = [c for c in ledger.layered if c in ledger.sealed and not book.is_told(ledger, c)]
+    if not untold:
+        return state
+    c = min(untold)
+    by, relays = ledger.sealed[c].by, [i for i, norms in book.told_by_relays(ledger, c).items() if not norms]
+    who, looked = (
+        [ledger.entries[i].node for i in relays],
+        c in r.audited and bool(r.audited[c].sums.keys() & relays),
+    )
+    own = (ledger.owners[c], ledger.since[c]) == (by, ledger.sealed[c].since)
+    why = f"{state.names(who)} told nothing of what it is to have summed of chunk {c}, sealed by {state.name(by)}"
+    if r.salt and own and not looked and all(n in r.completions for n in who) and _can_be_audited(state, c):
+        out.append(Note(f"round {r.number}: {why}: it is looked into"))
+        return _open(state, c, MIN_VOICES, now, untold=True)
+    out.append(Note(f"round {r.number}: {why}: it is reduced again"))
+    state = with_round(state, replace(r, distrusted=r.distrusted.union(who, [by])))
+    return start_over(withdraw_seals(state, {by, *who}, untold), why, now)
+
+
 def _may_be(r: RoundState, what: SealedBytes) -> bool:
     """Whether this is what the ledger has of a chunk, or what it may yet get."""
     c, since, sum_ = what
@@ -159,8 +185,9 @@ def _reduce_again(state: State, c: int, now: float) -> State:
     return start_over(withdraw_seals(state, {seal.by}, [c]), why, now)
 
 
-def _open(state: State, c: int, auditors: int, now: float) -> State:
-    """Begin the audit of a sealed chunk, or have it done by more. Who has looked at it has spoken."""
+def _open(state: State, c: int, auditors: int, now: float, *, untold: bool = False) -> State:
+    """Begin the audit of a sealed chunk, or have it done by more. Who has looked at it has spoken. `untold`: what
+    relays did not tell is not well."""
     ledger, audit = state.round.ledger, state.round.audits.get(c, state.round.audited.get(c))
     seal, shown_by = ledger.sealed[c], parties(state, c, ledger.sealed[c].inputs)
     assert shown_by is not None  # else it cannot be audited
@@ -174,7 +201,9 @@ def _open(state: State, c: int, auditors: int, now: float) -> State:
         audit = Audit(
             c, ledger.since[c], seal.by, seal.digest, seal.inputs, shown_by, seconds, auditors, seal.norms
         )
-    return _put(state, name_auditors(state, replace(audit, wanted=auditors), auditors, now))
+    sums = {place: norms for place, norms in book.told_by_relays(ledger, c).items() if norms or untold}
+    audit = replace(audit, wanted=auditors, sums=sums)
+    return _put(state, name_auditors(state, audit, auditors, now))
 
 
 def _can_be_audited(state: State, c: int) -> bool:

@@ -61,9 +61,13 @@ def reach_verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> 
                 state = _charge_false(state, audit, node, out)
         found = (("sealed", audit.digest.hex()), ("recomputed", audit.voices[against[0]].digest.hex()))
         said = (("by", " ".join(against)), ("of", str(total)))
-        if kind is VoiceKind.RELAY:
+        same = audit.voices[against[0]].digest == audit.digest
+        if kind is VoiceKind.RELAY and same:
+            what = "other norms" if audit.sums.get(place) else "nothing, or of other inputs,"
+            sentence = f"it told {what} of what it summed of chunk {c} for its region than that has"
+        elif kind is VoiceKind.RELAY:
             sentence = f"it summed chunk {c} for its region as something other than its inputs come to"
-        elif audit.voices[against[0]].digest == audit.digest:
+        elif same:
             sentence = f"it told other norms of what it merged in chunk {c} than that has"
         else:
             sentence = f"it sealed chunk {c} as something other than its inputs come to"

@@ -54,13 +54,24 @@ def parties(state: State, c: int, inputs: bytes) -> Parties | None:
 
 
 def is_well(audit: Audit, event: AuditReported) -> bool:
-    """Whether the auditor found what was sealed, and the norms that its owner told of what it merged."""
-    if event.digest != audit.digest or not (audit.norms and event.norms):
-        return event.digest == audit.digest  # norms are not told by all
-    if len(event.norms) != len(audit.norms):
+    """Whether the auditor found what was sealed, and the norms that its owner told of what it merged, and relays
+    of what they averaged."""
+    if event.digest != audit.digest or not all(relay_is_well(audit, event, place) for place in audit.sums):
         return False
-    told, found = (memoryview(norms).cast("f") for norms in (audit.norms, event.norms))
-    return all(abs(a - b) <= NORM_TOLERANCE * max(a, b) for a, b in zip(told, found, strict=True))
+    return not (audit.norms and event.norms) or _are_alike(audit.norms, event.norms)  # they are not told by all
+
+
+def relay_is_well(audit: Audit, event: AuditReported, place: int) -> bool:
+    """Whether the auditor found the norms that the relay at this place told of what it averaged, or none."""
+    found = dict(event.sums).get(place)
+    return found is None or place not in audit.sums or _are_alike(audit.sums[place], found)
+
+
+def _are_alike(told: bytes, found: bytes) -> bool:
+    if len(told) != len(found):
+        return False
+    both = zip(*(memoryview(norms).cast("f") for norms in (told, found)), strict=True)
+    return all(abs(a - b) <= NORM_TOLERANCE * max(a, b) for a, b in both)
 
 
 def voice_of(audit: Audit, salt: bytes, event: AuditReported) -> Voice:
@@ -91,7 +102,7 @@ def voice_of(audit: Audit, salt: bytes, event: AuditReported) -> Voice:
             flaw = f"it is for {receipt.mean.hex()}, and {record_.digest.hex()} was sent"
         if flaw:
             return Voice(VoiceKind.UNSOUND, relay, (("receipt", data.hex()), ("flaw", flaw)))
-        if event.relay == relay:
+        if event.relay == relay or not relay_is_well(audit, event, relay):
             return Voice(VoiceKind.RELAY, relay)
     if event.relay is not None:
         return Voice(VoiceKind.FALSE)

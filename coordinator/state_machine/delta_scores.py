@@ -30,7 +30,7 @@ from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.events import Contribution, Effect
 from atoll.coordinator.state_machine.ledger import Ledger, Seal
-from atoll.coordinator.state_machine.norms import came_by, region_sums, terms_of
+from atoll.coordinator.state_machine.norms import came_by, terms_of
 from atoll.coordinator.state_machine.state import State
 from atoll.outer_opt.outliers import SHORTEST, odd_ones
 
@@ -133,7 +133,7 @@ def _summed(
     ledger: Ledger, c: int, seal: Seal, nodes: Sequence[NodeId]
 ) -> Iterator[tuple[NodeId, NodeId, float, float, float]]:
     """The same of the contributions that came by a relay."""
-    for told in region_sums(ledger, c) if seal.means else ():
+    for told in book.region_sums(ledger, c) if seal.means else ():
         if told.dots:
             for place, norm, dot, reference in _unpacked(places(told.inputs), told.norms, told.dots):
                 if came_by(ledger, seal, place, told.by) and nodes[place] != told.by:

@@ -211,6 +211,7 @@ class AuditReported(Struct, frozen=True, gc=False):
     shown: bytes = b""  # of a contribution that is not the receipt's: its record
     relay: int | None = None  # place of a relay whose mean is not what its inputs come to
     norms: bytes = b""  # of what the owner merged, as a seal has them; empty: not told
+    sums: tuple[tuple[int, bytes], ...] = ()  # of what relays averaged: place, norms
 
 
 class Likeness(Struct, frozen=True, gc=False):

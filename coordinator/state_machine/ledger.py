@@ -353,6 +353,29 @@ def enter_sums(
     return replace(ledger, sums=found)
 
 
+def region_sums(ledger: Ledger, c: int) -> Iterator[RegionSum]:
+    """What relays said of a sealed chunk's inputs, as it was sealed."""
+    return (s for s in ledger.sums.get(c, ()) if s.since == ledger.sealed[c].since)
+
+
+def told_by_relays(ledger: Ledger, c: int) -> dict[int, bytes]:
+    """By the places of the relays whose means are in a sealed chunk, and which are not gone: the norms that each
+    told of what it averaged; empty where it told none, or those of other inputs than were sealed."""
+    seal, found = ledger.sealed[c], dict[int, bytes]()
+    told = {sum_.by: sum_ for sum_ in region_sums(ledger, c)}
+    for place in places(seal.means):
+        if not (entry := ledger.entries[place]).gone:
+            sum_, region = told.get(entry.node), ledger.regions[place]
+            inside = [i for i in places(seal.inputs) if i < len(ledger.regions) and ledger.regions[i] == region]
+            found[place] = sum_.norms if sum_ is not None and list(places(sum_.inputs)) == inside else b""
+    return found
+
+
+def is_told(ledger: Ledger, c: int) -> bool:
+    """Whether the chunk is sealed, and all relays whose means are in it told what those are of."""
+    return c in ledger.sealed and all(told_by_relays(ledger, c).values())
+
+
 def made_by(ledger: Ledger, nodes: Container[NodeId]) -> set[int]:
     """The sealed chunks that these nodes sealed, or summed for their region."""
     relayed = {c for row in ledger.relays for c in ledger.layered if ledger.entries[row[c]].node in nodes}

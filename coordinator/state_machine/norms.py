@@ -33,7 +33,7 @@ from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.chunk_owners import able_owners, reachable
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.events import Effect, Note
-from atoll.coordinator.state_machine.ledger import Ledger, RegionSum, Seal
+from atoll.coordinator.state_machine.ledger import Ledger, Seal
 from atoll.coordinator.state_machine.state import Look, State, drop_from_round, fail_attempt, order, with_round
 from atoll.coordinator.state_machine.weights import scales
 
@@ -123,7 +123,7 @@ def _looks(ledger: Ledger, place: Place, *, of_means: bool) -> Iterator[Look]:
 
 def _summed_norms(ledger: Ledger, c: int, seal: Seal) -> Iterator[tuple[Place, NodeId, float]]:
     """What relays told of the deltas that came by them into a sealed chunk: place, relay, norm."""
-    for sum_ in region_sums(ledger, c) if seal.means else ():
+    for sum_ in book.region_sums(ledger, c) if seal.means else ():
         for place, norm in zip(places(sum_.inputs), _unpacked(sum_.norms), strict=True):
             if came_by(ledger, seal, place, sum_.by):
                 yield place, sum_.by, norm
@@ -136,11 +136,6 @@ def terms_of(ledger: Ledger, seal: Seal) -> list[Place]:
     far = {ledger.regions[i] for i in relays}
     direct = (i for i in inside if i >= len(ledger.regions) or ledger.regions[i] not in far)
     return sorted({*direct, *relays})
-
-
-def region_sums(ledger: Ledger, c: int) -> Iterator[RegionSum]:
-    """What relays said of a sealed chunk's inputs, as it was sealed."""
-    return (s for s in ledger.sums.get(c, ()) if s.since == ledger.sealed[c].since)
 
 
 def came_by(ledger: Ledger, seal: Seal, place: Place, relay: NodeId) -> bool:

@@ -175,7 +175,7 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
     r = state.round
     if event.fence.round != r.number:
         return state
-    norms, since = (event.norms if state.config.outer.clip else None), event.fence.attempt
+    norms, since, before = (event.norms if state.config.outer.clip else None), event.fence.attempt, r.ledger
     required = r.ledger.required.get(since, b"") if r.salt else b""
     summed = book.enter_sums(r.ledger, event.node, since, event.sums, event.sum_dots)
     ledger = book.seal(summed, event.node, since, event.seals, norms, required, event.dots)
@@ -187,7 +187,8 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
         times = plan.sealed_at | {event.node: now} if own else plan.sealed_at
         plan = replace(plan, sealed_at=times, stage_at=now if whole else plan.stage_at)
     r = replace(r, ledger=ledger, plan=plan, sealed_at=sealed_at)
-    return audit.draw(with_round(state, marked(r, event.node, sealed=now) if fresh else r), fresh, now)
+    told = [c for c, *_ in (*event.seals, *event.sums) if book.is_told(ledger, c) and not book.is_told(before, c)]
+    return audit.draw(with_round(state, marked(r, event.node, sealed=now) if fresh else r), told, now)
 
 
 def record_orphans(state: State, event: OrphansFound) -> State:
@@ -296,6 +297,8 @@ def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> 
         root = ledger.root
         everywhere = all(n in r.completions and r.completions[n].digest == root for n in left)
         if everywhere and not r.audits:
+            if (asked := audit.look_into_untold(state, now, out)) is not state:
+                return asked
             if (checked := without_false_norms(state, now, out)) is not state:
                 return checked
             if replay.awaits_chunks(state, now):

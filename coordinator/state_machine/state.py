@@ -108,6 +108,8 @@ class Audit(Struct, frozen=True, gc=False):
     seconds: float  # that an auditor has
     wanted: int  # auditors, as long as they find what was sealed
     norms: bytes = b""  # of what the owner merged, as it told them
+    # of what relays averaged, by their places, as they told them; empty: nothing, or of other inputs
+    sums: dict[int, bytes] = {}
     named: dict[NodeId, float] = {}  # auditors; seconds: until when they may answer
     asked: dict[NodeId, float] = {}  # since when they may, in seconds
     took: tuple[float, ...] = ()  # seconds of the answers so far

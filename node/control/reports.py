@@ -140,6 +140,7 @@ class Reports:
             shown=found.shown,
             relay=0 if found.relay is None else found.relay + 1,
             norms=found.norms,
+            sums=[pb.RegionNorms(place=place, norms=norms) for place, norms in found.sums],
         )
         self.control.report(pb.ReportRequest(fence=_fence(plan, found.since), audit_reported=report))
 

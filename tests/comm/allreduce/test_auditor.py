@@ -403,6 +403,8 @@ def test_in_two_levels_means_are_recomputed_region_by_region_and_a_lying_relay_i
                         found = await audited(member, plan, c, range(5))
                         assert found.digest == sealed[c] and len(found.receipts) == 2
                         assert found.norms == members[plan.owners[c]].reports.seals[c][1].norms != ()
+                        relay = RELAYS[plan.owners[c]]
+                        assert found.sums == ((relay, members[relay].reports.sums[c].norms),) != ((relay, ()),)
             relayed = digest(reference(1, [3, 4], [1.0] * 2))
         async with fleet(5) as planes:
             plan = signed_plan(planes, **LEVELS)

@@ -362,6 +362,47 @@ def test_an_owner_is_banned_that_told_other_norms_than_those_of_what_it_merged(l
         assert world.convicted() == {drawn.owner} and "other norms" in decision.evidence.sentence
 
 
+@pytest.mark.parametrize("lie", ["sum told short", "sum of others", "sum untold", "late sum"])
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_relay_is_banned_that_told_other_norms_than_those_of_what_it_summed(lie: str, drawn: bool) -> None:
+    """It alone sees its own delta. What is not told, or of other inputs, is looked into, drawn or not."""
+    audit = "1000" if drawn else "1e-9"
+    for nonce in nonces(0, 4):
+        lies = liar(2, lie, "sum told short") if lie == "late sum" else liar(2, lie)
+        world = AuditWorld(nonce, lies, audit=audit, levels=2, norms=True).run()
+        if drawn or lie in ("sum of others", "sum untold"):
+            assert world.convicted() == {N2} == world.charged().keys(), world.notes
+            assert "told" in world.decisions[0].evidence.sentence
+        else:
+            assert not world.decisions and not world.audited
+
+
+def test_no_relay_is_charged_with_what_an_owner_sealed_that_it_did_not_sum() -> None:
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(2, "seals unsummed"), audit="1e-9", levels=2, norms=True).run()
+        assert world.charged() == {N2: {Offence.UNSHOWN}}, world.notes
+
+
+def test_where_nobody_can_look_who_told_nothing_of_a_sum_and_who_sealed_it_sum_nothing_more() -> None:
+    for lie in ("seals unsummed", "sum untold"):
+        world = AuditWorld(b"0", liar(2, lie), audit="0", levels=2, norms=True).run()
+        assert not world.decisions and world.state.pending is not None and world.state.pending.attempts > 1
+        assert any("told nothing" in note for note in world.notes)
+
+
+@pytest.mark.parametrize("lie", ["sum", "nested sum", "no sum", "seal"])
+def test_liars_of_two_levels_are_convicted_where_norms_are_told_too(lie: str) -> None:
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(2, lie), audit="1000", levels=2, norms=True).run()
+        assert world.charged().keys() == {N2}, world.notes
+
+
+def test_in_two_levels_nobody_honest_is_charged_for_norms() -> None:
+    for nonce in nonces(0, 10):
+        world = AuditWorld(nonce, audit="1000", levels=2, norms=True).run()
+        assert not world.decisions and world.audited
+
+
 def test_norms_may_differ_as_machines_sum_them_in_another_order() -> None:
     world = AuditWorld(b"0", audit="1000")
     for event in list(world.due()):

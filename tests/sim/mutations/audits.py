@@ -12,6 +12,41 @@ NAMING, VERDICT = C + "state_machine/auditors.py", C + "state_machine/audit_verd
 
 MUTATIONS = [
     Mutation(
+        "nobody looks at the norms that a relay told of what it summed",
+        VOICES,
+        "return found is None or place not in audit.sums or _are_alike(audit.sums[place], found)",
+        "return True",
+        AUDIT,
+    ),
+    Mutation(
+        "a chunk is drawn before its relays told what they summed",
+        C + "state_machine/reduce.py",
+        "if book.is_told(ledger, c) and not book.is_told(before, c)]",
+        "if c in ledger.sealed and c not in before.sealed]",
+        AUDIT,
+    ),
+    Mutation(
+        "a relay that tells nothing of what it summed is not asked",
+        MACHINE,
+        "    if not untold:\n        return state\n",
+        "    if True:\n        return state\n",
+        AUDIT,
+    ),
+    Mutation(
+        "a relay may tell of other inputs than were sealed",
+        C + "state_machine/ledger.py",
+        "if sum_ is not None and list(places(sum_.inputs)) == inside else",
+        "if sum_ is not None else",
+        AUDIT,
+    ),
+    Mutation(
+        "an auditor tells no norms of what relays averaged",
+        "comm/allreduce/auditor.py",
+        "sums = tuple(self._region_norms.items()) if norms else ()",
+        "sums = ()",
+        AUDITOR,
+    ),
+    Mutation(
         "an auditor that answers is charged for the time it took",
         MACHINE,
         "    audit = replace(audit, took=(*audit.took,",
