@@ -35,7 +35,7 @@ from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.strangers import StrangerLimits, Strangers, network_of
 from atoll.comm.transport import frames
-from atoll.comm.transport.chunk_slots import MAX_CHUNKS, ChunkSlot
+from atoll.comm.transport.chunk_slots import ChunkPlaces, ChunkSlot
 from atoll.comm.transport.connection import (
     CAPPED_PIECE_BYTES,
     ByteCounter,
@@ -69,6 +69,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset, and nothing
 MAX_LINKS_PER_MEMBER = 40  # accepted connections of one member: 16 links, 16 of a recovery, and a few more
 FAST_PATH_RATE = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
 AUDIT_KINDS = (FrameKind.GET_INPUT, FrameKind.GET_RECEIPT)  # of what this node alone has
+CHUNK_KINDS = (FrameKind.GET_STATE, FrameKind.GET_SEALED)  # that have a place in memory
 MAX_RELAYED_BYTES = 1 << 28  # bytes of an answer that is passed on
 
 
@@ -121,7 +122,7 @@ class DataPlane:
         self._room: Callable[[], float] | None = None
         self.peers = PeerLinks(self._dial_link, self._meter, streams, congestion_control, self._up)
         self.offers, self.offering = OfferPool(), OfferDialer(self._serve_at)
-        self._places = asyncio.Semaphore(MAX_CHUNKS)
+        self._places = ChunkPlaces()
 
     @classmethod
     async def start(
@@ -407,7 +408,7 @@ class DataPlane:
         """The first request may have come. One that this node is to wait for may come any time."""
         idle = IDLE_TIMEOUT if request is not None else None
         link.suit_path()  # what waits in the kernel gives way to no reduce
-        with ChunkSlot(self._places) as kept:
+        with self._places.slot(node) as kept:
             while True:
                 request = request or await frames.receive(link, idle)
                 kept.asked()
@@ -432,7 +433,8 @@ class DataPlane:
         round, chunk = request.fence.round, request.chunk
         if slot.request != (request.kind, round, chunk):
             slot.packing_pays = self._suit(link)
-            await slot.begin((request.kind, round, chunk))
+            if request.kind in CHUNK_KINDS:
+                await slot.begin((request.kind, round, chunk))
             slot.data = await self._find(node, request)
         if slot.data is None:
             slot.drop()  # it may be there when it is asked for again

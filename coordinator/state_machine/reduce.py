@@ -13,7 +13,6 @@ from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
 from atoll.comm.rounding import rounded
 from atoll.coordinator.causes import slowness
-from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.placement.bandwidth_shares import blend
 from atoll.coordinator.state_machine import (
     audit,
@@ -58,7 +57,6 @@ from atoll.coordinator.state_machine.state import (
     fail_attempt,
     marked,
     order,
-    remove,
     with_member,
     with_round,
 )
@@ -233,8 +231,9 @@ def record_completion(state: State, event: ReduceComplete, now: float) -> State:
 
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
-    """A connection broke. A peer that lost its session too is gone; else it costs the attempt, and the pair is
-    remembered for the next ones. What is said of an earlier attempt is remembered, too."""
+    """A connection broke: it costs the attempt, and the pair is remembered for the next ones, which go on without
+    suspects, such as who lost its session, too. One word puts nobody out: the clock does. What is said of an
+    earlier attempt is remembered, too."""
     r, node, peer = state.round, event.node, event.peer
     if r.planned_at is None or event.fence.round != r.number or node == peer:
         return state
@@ -253,10 +252,6 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     blamed = state.members.here.get(peer)
     if blamed is None or (peer not in r.ledger.contributions and blamed.role != REDUCER):
         return state  # the next attempt is on its way
-    if not blamed.connected and blamed.suspect_at <= now:
-        reason = f"its connections broke ({event.reason})"
-        state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)
-        return remove(state, peer, MemberState.EVICTED, reason, out, Standing.BROKE)
     state = _with_lost(state, event, again=True)
     why = f"{name} could not reach {other}"
     again = _worst(state, attempt_members(state, max(now, r.paused_until)))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
-from statistics import median
+from statistics import median_low
 
 from msgspec import Struct
 
@@ -440,10 +440,10 @@ class State(Struct, frozen=True, gc=False):
     @property
     def inner_time(self) -> float:
         """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well; 0: not
-        known."""
+        known. Of an even number the slower one in the middle counts: half of them may claim any pace."""
         here = self.members.here
         paces = [here[n].pace for n in self.round.reached if n in here and here[n].pace]
-        return self.steps / median(paces) if paces else 0.0
+        return self.steps / median_low(paces) if paces else 0.0
 
     @property
     def lease(self) -> int:

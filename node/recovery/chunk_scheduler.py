@@ -94,10 +94,7 @@ class ChunkScheduler:
 
     def _stalled(self, donor: NodeId, now: float) -> int | None:
         """The chunk of which longest nothing came, if this donor would have it sooner."""
-        duration = self._durations.get(donor)
-        if duration is None:
-            return None
-        worst, found = max(duration, LATE_AFTER), None
+        worst, found = max(self._durations.get(donor, 0.0), LATE_AFTER), None
         for chunk, requests in self._under_way.items():
             silent = now - self._last_progress[chunk]
             if silent > worst and all(e.donor != donor for e in requests):

@@ -227,6 +227,7 @@ class _RecoveryRun:
         self._timeouts: dict[ChunkRequest, asyncio.Timeout] = {}  # to end a request that is of no more use
         self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
         self._start_round = outer.round
+        self._whole_only = set[NodeId]()  # donors whose sealed bytes did not come to the round's state
         self._sealed_chunks: dict[int, list[SealedChunk]] = {}  # by chunk: what brought it forward from there
 
     async def run(self) -> RecoveryStats:
@@ -350,7 +351,7 @@ class _RecoveryRun:
         sealed, whole = outer.sealing.size(outer.chunks.size(c), 1), 8 * outer.chunks.size(c)  # bytes
         fragment, i = outer.chunks.place(c)
         missed = outer.fragment_schedule.rounds(fragment, outer.chunk_rounds[c], self._round)
-        if outer.chunk_rounds[c] < 0 or not 0 < len(missed) * sealed < whole:
+        if outer.chunk_rounds[c] < 0 or not 0 < len(missed) * sealed < whole or fetcher.node in self._whole_only:
             return None
         try:
             payloads = [
@@ -360,7 +361,7 @@ class _RecoveryRun:
         except NotAvailable:
             return None
         self._credit(fetcher, sum(map(len, payloads)))
-        return lambda: self._replay(c, payloads)
+        return lambda: self._replay(c, payloads, fetcher.node)
 
     async def _fetch_whole(self, fetcher: FetchClient, request: ChunkRequest) -> Callable[[], None] | None:
         """Anchor and momentum of a chunk, which several donors may give together. None: others have the rest."""
@@ -415,8 +416,9 @@ class _RecoveryRun:
         sealing, numel = self._outer.sealing, self._outer.chunks.size(c)
         return lambda size: sealing.fits(size, numel, MAX_CONTRIBUTIONS)
 
-    def _replay(self, c: int, payloads: list[bytes]) -> None:
-        """In the worker. Whether the payloads were wrong, or what was here, the whole chunk tells."""
+    def _replay(self, c: int, payloads: list[bytes], donor: NodeId) -> None:
+        """In the worker. Whether the payloads were wrong, or what was here, the whole chunk tells; the donor gives
+        such ones from then on."""
         outer = self._outer
         try:
             for payload in payloads:
@@ -426,6 +428,10 @@ class _RecoveryRun:
         except Malformed:
             right = False
         if not right:
+            log.warning(
+                f"chunk {c} of round {self._round} does not come of the sealed bytes that {donor} has of it"
+            )
+            self._whole_only.add(donor)
             outer.mark_missing(c)
             return
         missed = outer.fragment_schedule.rounds(outer.chunks.place(c)[0], self._start_round, self._round)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.transport import chunk_slots, data_plane, fetch_client, frames
+from atoll.comm.transport import chunk_slots, fetch_client, frames
 from atoll.comm.transport.connection import Link
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind
@@ -50,10 +50,11 @@ class Counter:
 
 @asynccontextmanager
 async def a_donor(
-    places: int, monkeypatch: pytest.MonkeyPatch
+    places: int, monkeypatch: pytest.MonkeyPatch, share: int = 0
 ) -> AsyncIterator[tuple[DataPlane, Counter, DataPlane]]:
     """And who asks it."""
-    monkeypatch.setattr(data_plane, "MAX_CHUNKS", places)
+    monkeypatch.setattr(chunk_slots, "MAX_CHUNKS", places)
+    monkeypatch.setattr(chunk_slots, "MAX_CHUNKS_PER_MEMBER", share or places)
     shelf = Counter()
     a = await DataPlane.start("127.0.0.1:0", RunId("run"), A, b"k" * 32, shelf)
     b = await DataPlane.start("127.0.0.1:0", RunId("run"), B, b"k" * 32, Counter())
@@ -128,6 +129,39 @@ def test_who_comes_when_all_places_are_taken_waits_until_one_has_its_chunk(
             opened.callback(links[3].close)
             assert await answer(links[3]) == chunk(3)[: fetch_client.PART_BYTES]
             assert (shelf.found, shelf.most) == (4, 2)
+
+    run(body())
+
+
+def test_a_member_whose_connections_all_keep_a_chunk_keeps_nobody_else_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        async with a_donor(3, monkeypatch, share=2) as (a, _, b), AsyncExitStack() as opened:
+            c = await DataPlane.start("127.0.0.1:0", RunId("run"), NodeId("c"), b"k" * 32, Counter())
+            opened.push_async_callback(c.close)
+            links = [await begin(a, b, number) for number in range(5)]
+            for link in links:
+                opened.callback(link.close)
+            for link in links[:2]:
+                assert await answer(link)
+            other = await begin(a, c, 7)
+            opened.callback(other.close)
+            assert await answer(other) == chunk(7)[: fetch_client.PART_BYTES]
+
+    run(body())
+
+
+def test_digests_wait_for_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with a_donor(1, monkeypatch) as (a, _, b), AsyncExitStack() as opened:
+            held = await begin(a, b, 0)
+            opened.callback(held.close)
+            assert await answer(held)
+            link = await b.dial(A, a.address)
+            opened.callback(link.close)
+            await frames.send(link, frames.unfenced(FrameKind.GET_DIGESTS, NOW, 0))
+            assert (await frames.receive(link, None)).kind is FrameKind.DATA
 
     run(body())
 

@@ -4,6 +4,7 @@ held to account for it."""
 from collections import Counter
 
 import pytest
+import scenario
 from member_story import Story
 
 from atoll.comm.evidence import Offence
@@ -401,7 +402,10 @@ def break_off(story: Story, how: str, after: float) -> None:
         story.do("leave", ["c"])
     elif how == "broken":
         story.do("disconnect", ["c"])
-        story.do("lost", ["a", "c"])
+        attempt = str(story.state.round.ledger.attempt)
+        for name in NAMES:
+            if name != "c":
+                story.do("lost", [name, "c", f"attempt={attempt}"])
     story.do("back", ["c"])
     story.do("state", ["c", str(story.state.committed)])
     story.reduce()
@@ -428,6 +432,47 @@ def test_whose_life_ends_in_each_exchange_is_left_out_for_what_that_costs(how: s
         took_part.append(story.liar in story.state.round.participants)
     assert not all(took_part[6:12]), "it cost each round two seconds"
     assert set(story.state.conduct.strikes) == {"n3"}
+
+
+def test_half_of_the_quorum_does_not_tell_how_long_the_inner_steps_take() -> None:
+    """One of four has them a second after the round began, as it says; one more is the quorum."""
+    run = scenario.Run()
+    run.config = replace(run.config, members=replace(run.config.members, stall=3000.0))
+    run.state = replace(run.state, config=run.config)
+    run.do("begin", ["ada", "bo", "cy", "dee"])
+    run.do("wait", ["1"])
+    run.do("ready", ["dee"])
+    run.do("wait", ["299"])
+    run.do("ready", ["ada"])
+    assert run.state.inner_time == pytest.approx(300.0)
+
+
+def test_one_word_of_a_member_whose_stream_is_broken_for_a_moment_puts_it_out_of_one_attempt() -> None:
+    story = Story(NAMES, "a")
+    story.train()
+    story.do("disconnect", ["c"])
+    story.do("lost", ["a", "c"])
+    story.do("wait", ["0.25"])
+    story.do("connect", ["c"])
+    story.reduce()
+    story.train()
+    assert story.node("c") in story.state.round.participants and not story.state.conduct.strikes
+
+
+def test_one_word_of_each_other_puts_nobody_out_while_all_streams_are_broken() -> None:
+    """As when the coordinator's own link breaks, and the liar is back first."""
+    story = Story(NAMES, "a")
+    story.train()
+    story.do("disconnect", NAMES)
+    story.do("connect", ["a"])
+    for name in NAMES[1:]:
+        story.do("wait", ["1"])
+        if story.state.round.plan is not None:
+            story.do("lost", ["a", name])
+    story.do("connect", NAMES[1:])
+    story.reduce()
+    assert {story.node(name) for name in NAMES} == set(story.state.members.here)
+    assert not story.state.conduct.strikes
 
 
 def test_who_dies_once_in_an_exchange_goes_on_as_before() -> None:

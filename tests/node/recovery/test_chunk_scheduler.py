@@ -42,6 +42,14 @@ def test_a_stream_without_work_helps_with_the_chunk_of_which_the_most_parts_were
     assert others[1] is not None and requests.complete(again, 0.3) == [others[1]]
 
 
+def test_what_a_donor_keeps_to_itself_is_another_ones_that_has_given_nothing_yet_either() -> None:
+    requests, a, b = ChunkScheduler(range(2)), NodeId("a"), NodeId("b")
+    assert requests.assign(a, 0.0, whole) is not None and requests.assign(a, 0.0, whole) is not None
+    assert requests.assign(b, 1.9, whole) is None
+    stolen = requests.assign(b, 2.1, whole)
+    assert stolen is not None and stolen.late
+
+
 def test_an_errand_that_came_to_nothing_is_another_donors() -> None:
     requests, a, b = ChunkScheduler(range(1)), NodeId("a"), NodeId("b")
     request = requests.assign(a, 0.0, whole)

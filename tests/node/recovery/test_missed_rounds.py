@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recovery_peers import CHUNKS, NUMEL, Peer, bring, with_peers
+from recovery_peers import CHUNKS, CODEC, NUMEL, Peer, bring, with_peers
 
 from atoll.comm.allreduce.sealing import GatheredSeal, WeightedMean
 from atoll.comm.byte_view import U8
@@ -81,6 +81,34 @@ def test_three_missed_rounds_are_less_than_three_point_two_bytes_a_parameter(tmp
         await bring(b, 3, sum_, a)
         assert b.bits() == a.bits()
         assert b.plane.bytes_down < 3.2 * chunks.numel, "all that it received"
+
+
+def test_who_gives_other_sealed_bytes_is_asked_for_few_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers at once, so that it would be asked for most of them."""
+    chunks = Chunks(1024 * 100, 1024)
+
+    @with_peers(tmp_path, "a", "liar", "joiner", chunks=chunks)
+    async def _(a: Peer, liar: Peer, joiner: Peer) -> None:
+        for peer in (a, liar, joiner):
+            peer.initialise()
+            await peer.commit(1)
+        await liar.commit(2)
+        sum_ = await a.commit(2)
+        out = np.empty(CODEC.size(1024), np.uint8)
+        CODEC.encode(np.ones(1024, np.float32), out)
+        false, asked = out.tobytes(), list[int]()
+
+        async def sealed(round: int, chunk: int) -> bytes:
+            asked.append(chunk)
+            return false
+
+        liar.sealed = sealed  # type: ignore[method-assign, assignment]
+        await bring(joiner, 2, sum_, liar, a)
+        assert joiner.bits() == a.bits()
+        assert 0 < len(asked) < 30, "those that were on their way when the first one was replayed"
+        assert [r.message for r in caplog.records if "sealed bytes that liar" in r.message]
 
 
 def test_missed_rounds_whose_sealed_bytes_differ_in_size_are_brought_forward(tmp_path: Path) -> None:

@@ -25,10 +25,19 @@ MUTATIONS = [
         MISCONDUCT,
     ),
     Mutation(
-        "whose connections break in the middle of each exchange is not charged",
+        "half of the quorum tells how long the inner steps take",
+        M + "state.py",
+        "return self.steps / median_low(paces)",
+        "return self.steps / max(paces)",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "whoever has lost its stream is out when one says that it cannot reach it",
         M + "reduce.py",
-        '        state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)\n',
-        "",
+        "    state = _with_lost(state, event, again=True)\n    why",
+        "    if not blamed.connected:\n"
+        "        state = replace(state, members=who.put(state.members, replace(blamed, expire_at=now)))\n"
+        "    state = _with_lost(state, event, again=True)\n    why",
         MISCONDUCT,
     ),
     Mutation(
