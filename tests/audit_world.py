@@ -16,6 +16,8 @@ The lies, of which a node may have several:
     input           it shows another contribution than it sent, signed
     no input        it shows none
     half input      it shows it to every other auditor
+    split shield    it shows its contribution to what a partner sealed falsely to half of the honest auditors, or
+                    to one more: neither they nor the others are a majority
     shield          it shows none of what a partner sealed falsely
     sum             as a relay it signs something else than its region's mean
     nested sum      as a relay it signs that its region's mean is made of another mean
@@ -28,6 +30,7 @@ The lies, of which a node may have several:
     audit           it says that what is well is not
     cover           it says that what a partner sealed, or summed, is well
     invention       it says that somebody signed two contents, without proof
+    busy            it says that it came to an audit too late
     slander         it says that the first contributor shows nothing
     mute            it answers no audit
     alarm           it says that what others sealed is too long, chunk by chunk
@@ -356,6 +359,8 @@ class AuditWorld:
             told = self.found_norms(audit) if found and self.norms else {}
             return replace(ev.AuditReported(node, 1, fence, c, found), **told | rest)  # type: ignore[arg-type]
 
+        if "busy" in lies:
+            return said(busy=True)
         inputs = list(places(audit.inputs))
         mean = self.mean(c, inputs)
         relay, summed = self.relay(c)
@@ -418,6 +423,11 @@ class AuditWorld:
         lies = self.lies_of(node)
         if "shield" in lies and "seal" in owner:
             return True
+        if "split shield" in lies and "seal" in owner:
+            honest = [
+                n for n in self.state.members.here if not self.lies_of(n) and not self.state.members.here[n].leaf
+            ]
+            return auditor in honest[len(honest) - len(honest) // 2 :]
         return "no input" in lies or ("half input" in lies and int(auditor[1:]) % 2 == 0)
 
     # What came of it

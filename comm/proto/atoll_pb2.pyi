@@ -985,6 +985,7 @@ class AuditReported(_message.Message):
     RELAY_FIELD_NUMBER: _builtins.int
     NORMS_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
+    BUSY_FIELD_NUMBER: _builtins.int
     chunk: _builtins.int
     digest: _builtins.bytes
     """of what the inputs come to; empty: it could not be told, or they come to nothing"""
@@ -992,6 +993,8 @@ class AuditReported(_message.Message):
     """of a contribution that is not what the receipt says: its record, as its sender signed it"""
     relay: _builtins.int
     """1 + the place of a relay whose mean is not what its inputs come to; 0: there is none"""
+    busy: _builtins.bool
+    """it came to it too late, for other audits, to know whose fault it is that something lacks"""
     @_builtins.property
     def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """as they came: the owner's, then its relays'"""
@@ -1019,10 +1022,11 @@ class AuditReported(_message.Message):
         relay: _builtins.int = ...,
         norms: _abc.Iterable[_builtins.float] | None = ...,
         sums: _abc.Iterable[Global___RegionNorms] | None = ...,
+        busy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "norms", b"norms", "receipts", b"receipts", "relay", b"relay", "shown", b"shown", "silent", b"silent", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy", b"busy", "chunk", b"chunk", "digest", b"digest", "norms", b"norms", "receipts", b"receipts", "relay", b"relay", "shown", b"shown", "silent", b"silent", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

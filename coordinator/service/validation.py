@@ -191,7 +191,7 @@ class Report:
         if len(m.sums) > MAX_PLACES or sum(len(sum_.norms) for sum_ in m.sums) > MAX_PLACES:
             raise ValueError("an audit tells norms of more than all that contributed")
         sums = tuple((sum_.place, _norms(sum_)) for sum_ in m.sums)
-        found = digest_, tuple(m.receipts), tuple(m.silent), m.shown, relay, _norms(m), sums
+        found = digest_, tuple(m.receipts), tuple(m.silent), m.shown, relay, _norms(m), sums, m.busy
         return ev.AuditReported(self.node, self.life, self.fence, m.chunk, *found)
 
     def replay_reported(self, m: pb.ReplayReported) -> ev.ReplayReported:

@@ -40,6 +40,7 @@ from atoll.coordinator.state_machine.auditors import (
     REPORT_SECONDS,
     able_auditors,
     ask,
+    in_turn,
     is_too_slow,
     lend_to_auditor,
     lot,
@@ -233,6 +234,10 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
         return state
     if not _stands(r, audit):
         return state
+    if event.busy:  # another is asked instead
+        named = {n: until for n, until in audit.named.items() if n != event.node}
+        busy, silent = audit.busy | {event.node}, audit.silent | {event.node}
+        return _put(state, replace(audit, named=named, busy=busy, silent=silent))
     audit = replace(audit, took=(*audit.took, now - audit.asked.get(event.node, now)))
     voice = voice_of(audit, r.salt, event)
     if voice.kind is VoiceKind.FALSE:
@@ -311,7 +316,8 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     doubt = not all(is_well(audit, event) for event in audit.voices.values())
     if doubt and not audit.wide:
         everybody = len(able) + len(audit.named)
-        audit = name_auditors(state, replace(audit, wide=True), everybody, now)
+        audit = replace(audit, wide=True, seconds=in_turn(state, audit.seconds, everybody))
+        audit = name_auditors(state, audit, everybody, now)
         differs = any(not e.silent for e in audit.voices.values() if not is_well(audit, e))
         found = "does not come to the same" if differs else "lacks what somebody did not show"
         sentence = f"an audit of chunk {audit.chunk}, sealed by {state.name(audit.owner)}, {found}"
@@ -323,6 +329,9 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         return state
     if doubt:
         return reach_verdict(state, audit, now, out)
+    if not audit.voices and audit.busy:
+        why = f"nobody had the time to audit chunk {audit.chunk}"
+        return void_seals(state, audit, why, now, out, doubted=True)
     if not audit.voices:
         out.append(Note(f"round {r.number}: nobody could audit chunk {audit.chunk}"))
         return close(_reduce_again(state, audit.chunk, now), [audit.chunk])

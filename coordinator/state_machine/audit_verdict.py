@@ -18,7 +18,8 @@ Whatever does not come to "well" or "it stands" makes all seals of the owner in 
 anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong was ever applied.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from atoll.comm.evidence import Evidence, Offence
 from atoll.comm.ids import NodeId
@@ -88,12 +89,19 @@ def _without_end(
             silent.setdefault(voice.place, []).append(node)
     # Who made it, and gives some its receipt and others none, so that neither are a majority, is found by both.
     for place, of in (*((place, against[place]) for place in sorted(makers & against.keys())), *silent.items()):
-        others = [n for n in voices if n != state.round.ledger.entries[place].node]
-        if len(voices) >= MIN_VOICES and 2 * len(of) > len(others):
+        others = len([n for n in voices if n != state.round.ledger.entries[place].node]) + len(audit.busy)
+        if len(voices) >= MIN_VOICES and 2 * len(of) > others:
             return go_on_without(state, audit, place, True, now, out)
-        if len(voices) >= MIN_VOICES and 2 * len(of) == len(others) and place not in makers:
+        if len(voices) >= MIN_VOICES and 2 * len(of) == others and place not in makers:
             return go_on_without(state, audit, place, True, now, out)  # who shows half of them what it has, too
     accused = max(silent, key=lambda p: len(silent[p]), default=-1)
+    if accused >= 0 and (makers_ := _found_by_those_who_could(state, voices, silent)):
+        sentence = (
+            f"most auditors that were shown all of chunk {audit.chunk} found something else than it made of it"
+        )
+        for node in makers_:
+            state = charge(state, node, Evidence(state.round.number, Offence.UNSHOWN, sentence), out)
+        return go_on_without(state, audit, accused, True, now, out)
     told = sum(voice.kind in (VoiceKind.OTHER, VoiceKind.RELAY) for voice in voices.values())
     if accused >= 0 and len(silent[accused]) >= told:
         well = any(voice.kind is VoiceKind.WELL for voice in voices.values())
@@ -102,6 +110,18 @@ def _without_end(
         return go_on_without(state, audit, accused, False, now, out, told > 1)
     why = f"the members that audited chunk {audit.chunk} do not agree"
     return void_seals(state, audit, why, now, out, doubted=True)
+
+
+def _found_by_those_who_could(
+    state: State, voices: Mapping[NodeId, Voice], silent: Collection[int]
+) -> list[NodeId]:
+    """Who made what most of those who could recompute it found to be something else, three of them or more. Who
+    shows some what it does not show others has no voice: it keeps these from being a majority of all."""
+    entries = state.round.ledger.entries
+    hiding = {entries[place].node for place in silent}
+    able = [voice for n, voice in voices.items() if n not in hiding and voice.kind is not VoiceKind.SILENT]
+    against = Counter(voice.place for voice in able if voice.kind in (VoiceKind.OTHER, VoiceKind.RELAY))
+    return [entries[place].node for place, k in against.items() if k >= MIN_VOICES and 2 * k > len(able)]
 
 
 def _charge_false(state: State, audit: Audit, node: NodeId, out: list[Effect]) -> State:

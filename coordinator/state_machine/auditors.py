@@ -100,10 +100,16 @@ def seconds_to_answer(state: State, c: int, now: float) -> float:
         shown = (now - begun) * min(len(ledger.members) / len(ledger.sealed), 1.0)
         predicted = r.plan.predicted * min(inputs / (2 * len(ledger.owners)), 1.0)
         seconds = MIN_SECONDS + EXCHANGE_FACTOR * max(shown, predicted)
-    wanted = sum(audit.wanted for audit in r.audits.values()) + 1
-    orders = wanted / max(len(able_auditors(state)), 1)  # that a member has, about
+    return in_turn(state, min(seconds, most), AUDITORS)
+
+
+def in_turn(state: State, seconds: float, more: int) -> float:
+    """The time for an answer where so many more auditors are named: a member works at few audits at once, and may
+    be kept waiting at each."""
+    waited_for = sum(max(a.wanted, len(a.named.keys() - a.voices.keys())) for a in state.round.audits.values())
+    orders = (waited_for + more) / max(len(able_auditors(state)), 1)  # that a member has, about
     turns = 1.0 + orders / AUDITS_AT_ONCE if orders > AUDITS_AT_ONCE else 1.0
-    return min(turns * min(seconds, most), state.config.rounds.reduce_timeout)
+    return min(turns * seconds, state.config.rounds.reduce_timeout)
 
 
 def lend_to_auditor(state: State, audit: Audit, node: NodeId, now: float) -> State:

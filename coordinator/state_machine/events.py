@@ -212,6 +212,7 @@ class AuditReported(Struct, frozen=True, gc=False):
     relay: int | None = None  # place of a relay whose mean is not what its inputs come to
     norms: bytes = b""  # of what the owner merged, as a seal has them; empty: not told
     sums: tuple[tuple[int, bytes], ...] = ()  # of what relays averaged: place, norms
+    busy: bool = False  # nothing: it came to it too late to know whose fault it is that something lacks
 
 
 class Likeness(Struct, frozen=True, gc=False):

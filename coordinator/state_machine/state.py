@@ -115,6 +115,7 @@ class Audit(Struct, frozen=True, gc=False):
     took: tuple[float, ...] = ()  # seconds of the answers so far
     voices: dict[NodeId, AuditReported] = {}  # what they found
     silent: frozenset[NodeId] = frozenset()  # that were named, and found nothing
+    busy: frozenset[NodeId] = frozenset()  # of these, who said that they came to it too late
     wide: bool = False  # all able members are named
 
 

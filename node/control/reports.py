@@ -144,6 +144,11 @@ class Reports:
         )
         self.control.report(pb.ReportRequest(fence=_fence(plan, found.since), audit_reported=report))
 
+    def busy_for_audit(self, plan: Plan, chunk: int, since: int) -> None:
+        """Report that the node came to an audit too late, for others, to find anything."""
+        report = pb.AuditReported(chunk=chunk, busy=True)
+        self.control.report(pb.ReportRequest(fence=_fence(plan, since), audit_reported=report))
+
     def replay_shown(self, round_: int, node: NodeId, shown: bool) -> None:
         """Report that chunks of what the contributor `node` brought to the round are here, or that it did not show
         them."""

@@ -19,6 +19,7 @@ from atoll.node.control.reports import Reports, plan_of
 log = logging.getLogger("atoll.node")
 Offer = tuple[NodeId, str, Pin]  # whom a leaf dials: node, address, of its certificate
 MAX_AT_ONCE = 4  # audits: each has a connection to every contributor, who accept few of one member
+LEAST_SHARE = 0.5  # of an audit's time: with less, who lacks something is not known to be at fault
 Key = tuple[int, int, int]  # round, chunk, attempt in which the chunk got its owner
 
 
@@ -63,7 +64,11 @@ class Audits:
             until = clock() + order.seconds
             inputs = tuple(places(order.inputs))
             async with self._places:
-                asked = AuditOrder(order.chunk, order.since, inputs, max(until - clock(), 0.0))
+                if (left := until - clock()) < LEAST_SHARE * order.seconds:
+                    log.info(f"round {plan.round}, audit of chunk {order.chunk}: other audits took too long")
+                    self._reports.busy_for_audit(plan, order.chunk, order.since)
+                    return
+                asked = AuditOrder(order.chunk, order.since, inputs, left)
                 found = await self._auditor(plan).audit(asked, plan)
         except AtollError as error:
             log.warning(f"round {plan.round}, audit of chunk {order.chunk}: {error}")

@@ -403,6 +403,33 @@ def test_in_two_levels_nobody_honest_is_charged_for_norms() -> None:
         assert not world.decisions and world.audited
 
 
+def test_who_came_to_an_audit_too_late_is_charged_with_nothing_and_others_are_asked() -> None:
+    busy = liar(4, "busy") | liar(5, "busy")
+    for nonce in nonces(0, 6):
+        assert not AuditWorld(nonce, busy, audit="1000").run().decisions
+        world = AuditWorld(nonce, liar(2, "seal") | busy, audit="1000").run()
+        assert world.convicted() == {N2} and world.charged().keys() == {N2}, world.notes
+
+
+def test_where_most_came_too_late_the_few_that_slander_are_no_majority() -> None:
+    """Of eight two slander the first contributor, and one finds all well."""
+    busy: dict[NodeId, frozenset[str]] = {}
+    for i in range(4, 8):
+        busy |= liar(i, "busy")
+    for nonce in nonces(0, 6):
+        world = AuditWorld(nonce, liar(2, "slander") | liar(3, "slander") | busy, audit="1000").run()
+        assert world.charged().keys() <= {N2, N3}, world.notes
+
+
+def test_what_nobody_had_the_time_to_audit_is_reduced_again_by_others() -> None:
+    everybody = {NodeId(f"n{i}"): frozenset({"busy"}) for i in range(1, 9)}
+    world = AuditWorld(b"0", everybody)
+    while world.state.round.ledger.attempt == 1 and not world.state.committed:
+        for event in list(world.due()) or [ev.Tick()]:
+            world.feed(event)
+    assert any("nobody had the time" in note for note in world.notes) and not world.decisions
+
+
 def test_norms_may_differ_as_machines_sum_them_in_another_order() -> None:
     world = AuditWorld(b"0", audit="1000")
     for event in list(world.due()):

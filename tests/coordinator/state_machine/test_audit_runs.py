@@ -42,6 +42,9 @@ def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -
         (liar(3, "seal", "half receipt"), 7),
         (liar(3, "seal", "half receipt") | liar(5, "cover"), 8),
         (liar(3, "seal", "cover") | liar(5, "shield", "cover"), 8),
+        (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 7),
+        (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 8),
+        (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 9),
     ],
 )
 def test_of_an_owner_that_no_audit_convicts_little_gets_into_the_model_once_that_is_seen(

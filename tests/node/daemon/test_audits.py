@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
+import pytest
+
 from atoll.comm.allreduce.auditor import AuditFinding, Auditor, AuditOrder
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
@@ -40,9 +42,13 @@ class Told:
 
     def __init__(self) -> None:
         self.findings: list[AuditFinding] = []
+        self.busy: list[int] = []
 
     def audited(self, plan: Plan, found: AuditFinding) -> None:
         self.findings.append(found)
+
+    def busy_for_audit(self, plan: Plan, chunk: int, since: int) -> None:
+        self.busy.append(chunk)
 
 
 def view(chunks: int) -> pb.View:
@@ -61,7 +67,10 @@ def view(chunks: int) -> pb.View:
     return pb.View(plan=plan, audits=audits)
 
 
-def test_the_time_of_an_audit_runs_from_its_order_while_it_waits_for_a_place() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_the_time_of_an_audit_runs_from_its_order_while_it_waits_for_a_place(late: bool) -> None:
+    """With less than half of it left nobody is said to show nothing: the node says that it was busy."""
+
     async def body(loop: Clocked) -> None:
         slow, told, tasks = Slow(), Told(), list[asyncio.Task[None]]()
 
@@ -75,13 +84,16 @@ def test_the_time_of_an_audit_runs_from_its_order_while_it_waits_for_a_place() -
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(slow.orders) == MAX_AT_ONCE
-        loop.ahead = 15.0
+        loop.ahead = 15.0 if late else 8.0
         slow.go.set()
         await asyncio.wait_for(asyncio.gather(*tasks), 60)
-        assert [order.chunk for order in slow.orders] == list(range(MAX_AT_ONCE + 1))
-        assert {found.chunk for found in told.findings} == set(range(MAX_AT_ONCE + 1))
+        done = MAX_AT_ONCE + (not late)
+        assert [order.chunk for order in slow.orders] == list(range(done))
+        assert {found.chunk for found in told.findings} == set(range(done))
+        assert told.busy == list(range(done, MAX_AT_ONCE + 1))
         assert all(SECONDS - 1.0 < order.seconds <= SECONDS for order in slow.orders[:MAX_AT_ONCE])
-        assert 0.0 < slow.orders[-1].seconds <= SECONDS - 15.0
+        if not late:
+            assert SECONDS / 2 < slow.orders[-1].seconds <= SECONDS - 8.0
 
     loop = Clocked()
     try:

@@ -104,7 +104,7 @@ def test_who_gives_other_sealed_bytes_is_asked_for_few_of_them(
             asked.append(chunk)
             return false
 
-        liar.sealed = sealed  # type: ignore[method-assign, assignment]
+        liar.sealed = sealed  # type: ignore[method-assign]
         await bring(joiner, 2, sum_, liar, a)
         assert joiner.bits() == a.bits()
         assert 0 < len(asked) < 30, "those that were on their way when the first one was replayed"

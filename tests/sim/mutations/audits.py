@@ -12,6 +12,34 @@ NAMING, VERDICT = C + "state_machine/auditors.py", C + "state_machine/audit_verd
 
 MUTATIONS = [
     Mutation(
+        "a friend that shows half of the auditors nothing keeps the others from being a majority",
+        VERDICT,
+        "if accused >= 0 and (makers_ := _found_by_those_who_could(state, voices, silent)):",
+        "if accused >= 0 and (makers_ := []):",
+        RUNS,
+    ),
+    Mutation(
+        "who came to an audit too late is as if it had not been asked",
+        VERDICT,
+        " + len(audit.busy)",
+        "",
+        AUDIT,
+    ),
+    Mutation(
+        "what nobody had the time to audit stands",
+        MACHINE,
+        "if not audit.voices and audit.busy:",
+        "if False:",
+        AUDIT,
+    ),
+    Mutation(
+        "a node with no time left for an audit says that others show it nothing",
+        "node/daemon/audits.py",
+        "if (left := until - clock()) < LEAST_SHARE * order.seconds:",
+        "if (left := until - clock()) < 0.0:",
+        "tests/node/daemon/test_audits.py",
+    ),
+    Mutation(
         "nobody looks at the norms that a relay told of what it summed",
         VOICES,
         "return found is None or place not in audit.sums or _are_alike(audit.sums[place], found)",
@@ -71,7 +99,7 @@ MUTATIONS = [
     Mutation(
         "who shows half of the auditors nothing is charged with nothing",
         VERDICT,
-        "if len(voices) >= MIN_VOICES and 2 * len(of) == len(others) and place not in makers:",
+        "if len(voices) >= MIN_VOICES and 2 * len(of) == others and place not in makers:",
         "if False:",
         AUDIT,
     ),
@@ -162,8 +190,8 @@ MUTATIONS = [
     Mutation(
         "one of two voices is a majority",
         VERDICT,
-        "if len(voices) >= MIN_VOICES and 2 * len(of) > len(others):",
-        "if 2 * len(of) > len(others):",
+        "if len(voices) >= MIN_VOICES and 2 * len(of) > others:",
+        "if 2 * len(of) > others:",
         AUDIT,
     ),
     Mutation(
@@ -299,8 +327,8 @@ MUTATIONS = [
     Mutation(
         "who shows half of the auditors nothing stays",
         VERDICT,
-        "if accused >= 0 and",
-        "if accused >= 0 and 2 * len(accusers[accused]) > total and",
+        "if accused >= 0 and len(silent[accused]) >= told:",
+        "if accused >= 0 and 2 * len(silent[accused]) > len(voices):",
         AUDIT,
     ),
     Mutation(
@@ -356,8 +384,8 @@ MUTATIONS = [
     Mutation(
         "the time of an audit stands still while it waits",
         "node/daemon/audits.py",
-        "max(until - clock(), 0.0)",
-        "order.seconds",
+        "asked = AuditOrder(order.chunk, order.since, inputs, left)",
+        "asked = AuditOrder(order.chunk, order.since, inputs, order.seconds)",
         "tests/node/daemon/test_audits.py",
     ),
     Mutation(
