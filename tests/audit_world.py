@@ -21,6 +21,8 @@ The lies, of which a node may have several:
     shield          it shows none of what a partner sealed falsely
     sum             as a relay it signs something else than its region's mean
     nested sum      as a relay it signs that its region's mean is made of another mean
+    long            its delta is longer than it told, in one chunk
+    norm            it tells so of the first contributor's, of the first chunk that it owns, or in two levels sums
     sum told short  as a relay it tells that the deltas that it averages have no length
     sum of others   as a relay it tells nothing of its own delta, which it averages
     late sum        as a relay it tells what it does when the chunk is sealed
@@ -37,11 +39,12 @@ The lies, of which a node may have several:
 """
 
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
-from scenario import norms_of, sums_of
+from scenario import sums_of
 
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.config.model import ModelConfig
@@ -210,7 +213,7 @@ class AuditWorld:
                 fence = r.plan.fence._replace(attempt=ledger.since[c])
                 sealed = self.lie(c) if "seal" in self.lies_of(owner) else self.mean(c, everybody)
                 seals = ((c, sealed, bitmap(everybody, len(ledger.entries))),)
-                told = norms_of(ledger, seals, self.part) if self.norms else ()
+                told = (self.told_norms(c, everybody, owner),) if self.norms else ()
                 sums = list(self.sums(owner, fence, seals)) if self.norms else []
                 late = [said for said in sums if "late sum" in self.lies_of(said.node)]
                 yield from (said for said in sums if said not in late)
@@ -228,17 +231,33 @@ class AuditWorld:
                 if node not in r.completions and node in here:
                     yield ev.ReduceComplete(node, 1, r.plan.fence, ledger.root, 1, 1)
 
-    @property
-    def part(self) -> float:
-        """The norm of one chunk of a delta."""
-        return math.sqrt(1.0 / self.chunks)
+    def norm(self, place: int, c: int, by: NodeId | None = None) -> float:
+        """The norm of a chunk of a delta, as it is, or as `by` tells it."""
+        owners, maker = self.state.round.ledger.owners, self.node(place)
+        long = "long" in self.lies_of(maker) and c == next(i for i, owner in enumerate(owners) if owner != maker)
+        false = by is not None and place == 0 and "norm" in self.lies_of(by)
+        makers = owners if self.levels == 1 else [self.node(self.relay(i)[0]) for i in range(len(owners))]
+        told = (i for i, node in enumerate(makers) if node == by)
+        return 3.0 if long or (false and c == next(told, -1)) else math.sqrt(1.0 / self.chunks)
+
+    def told_norms(self, c: int, inputs: Sequence[int], by: NodeId | None = None) -> bytes:
+        """The norms of a seal's terms."""
+        ledger = self.state.round.ledger
+        direct, relays = book.seal_terms(ledger, c, bitmap(inputs, len(ledger.entries)))
+        norms = {i: self.norm(i, c, by) for i in direct} | dict.fromkeys(relays, math.sqrt(1.0 / self.chunks))
+        return struct.pack(f"<{len(norms)}f", *(norms[i] for i in sorted(norms)))
+
+    def sum_norms(self, c: int, inputs: bytes, by: NodeId | None = None) -> bytes:
+        norms = [self.norm(i, c, by) for i in places(inputs)]
+        return struct.pack(f"<{len(norms)}f", *norms)
 
     def sums(
         self, owner: NodeId, fence: Fence, seals: tuple[tuple[int, bytes, bytes], ...]
     ) -> Iterator[ev.ChunksSealed]:
         """What relays tell of what they averaged for an owner."""
-        for relay, sums in sums_of(self.state.round.ledger, seals, self.part).items():
+        for relay, sums in sums_of(self.state.round.ledger, seals).items():
             lies, place = self.lies_of(relay), self.place(relay)
+            sums = tuple((c, inputs, self.sum_norms(c, inputs, relay)) for c, inputs, _ in sums)
             if "sum of others" in lies:  # and its own delta is not among them
                 size = len(self.state.round.ledger.regions)
                 sums = tuple(
@@ -413,10 +432,10 @@ class AuditWorld:
 
     def found_norms(self, audit: Audit) -> dict[str, object]:
         """The norms that an auditor finds."""
-        seals = ((audit.chunk, audit.digest, audit.inputs),)
-        (norms,) = norms_of(self.state.round.ledger, seals, self.part)
-        sums = sums_of(self.state.round.ledger, seals, self.part).items()
-        return {"norms": norms, "sums": tuple((self.place(relay), of) for relay, ((_, _, of),) in sums)}
+        c = audit.chunk
+        found = sums_of(self.state.round.ledger, ((c, audit.digest, audit.inputs),)).items()
+        sums = tuple((self.place(relay), self.sum_norms(c, inputs)) for relay, ((_, inputs, _),) in found)
+        return {"norms": self.told_norms(c, list(places(audit.inputs))), "sums": sums}
 
     def shows_no(self, node: NodeId, auditor: NodeId, owner: frozenset[str]) -> bool:
         """Whether a member shows its contributions to no auditor of what an owner with these lies sealed."""

@@ -17,6 +17,7 @@ little.
 """
 
 from collections.abc import Iterable, Sequence
+from math import log
 
 from atoll.comm.digest import digest
 from atoll.comm.evidence import Evidence, Offence
@@ -55,6 +56,7 @@ from atoll.coordinator.state_machine.state import Audit, RoundState, SealedBytes
 MIN_ABLE = 3  # members that can be dialled, for any audit
 UNAUDITED_FACTOR = 8.0  # times as often as others' chunks are drawn, where an audit came to no end lately
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
+LEAST_LOT = 2.0**-128
 ENOUGH_VOICES = 2  # that a chunk is too long
 MAX_DOUBLINGS = 2  # of the time for an answer, with each in a row that does not come
 
@@ -144,14 +146,39 @@ def look_into_untold(state: State, now: float, out: list[Effect]) -> State:
         [ledger.entries[i].node for i in relays],
         c in r.audited and bool(r.audited[c].sums.keys() & relays),
     )
-    own = (ledger.owners[c], ledger.since[c]) == (by, ledger.sealed[c].since)
     why = f"{state.names(who)} told nothing of what it is to have summed of chunk {c}, sealed by {state.name(by)}"
-    if r.salt and own and not looked and all(n in r.completions for n in who) and _can_be_audited(state, c):
+    if not looked and all(n in r.completions for n in who) and _is_shown(state, c):
         out.append(Note(f"round {r.number}: {why}: it is looked into"))
         return _open(state, c, MIN_VOICES, now, untold=True)
     out.append(Note(f"round {r.number}: {why}: it is reduced again"))
     state = with_round(state, replace(r, distrusted=r.distrusted.union(who, [by])))
     return start_over(withdraw_seals(state, {by, *who}, untold), why, now)
+
+
+def look_closer(state: State, chunks: Sequence[int], count: int, weights: Sequence[float], now: float) -> State:
+    """Audit so many of these sealed chunks, drawn by their weights, by three; the same state where none can be."""
+    able = [(c, w) for c, w in zip(chunks, weights, strict=True) if w > 0 and _is_shown(state, c)]
+    # Efraimidis & Spirakis 2006, algorithm A: u**(1 / w), of which the largest are drawn
+    drawn = sorted(able, key=lambda of: log(max(lot(state, b"norm", of[0]), LEAST_LOT)) / of[1], reverse=True)
+    for c, _ in drawn[:count]:
+        state = _open(state, c, MIN_VOICES, now)
+    return state
+
+
+def was_found_well(state: State, c: int) -> bool:
+    """Whether an audit found what is sealed of the chunk, and the norms that its owner and its relays told."""
+    audit, seal = state.round.audited.get(c), state.round.ledger.sealed.get(c)
+    if audit is None or seal is None or (audit.since, audit.digest) != (seal.since, seal.digest):
+        return False
+    return audit.norms == seal.norms and audit.sums == book.told_by_relays(state.round.ledger, c)
+
+
+def _is_shown(state: State, c: int) -> bool:
+    """Whether the chunk can be audited, and its owner has a receipt of it."""
+    ledger = state.round.ledger
+    seal = ledger.sealed[c]
+    own = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)
+    return bool(state.round.salt) and own and _can_be_audited(state, c)
 
 
 def _may_be(r: RoundState, what: SealedBytes) -> bool:

@@ -11,10 +11,18 @@ from enum import StrEnum
 
 from atoll.comm.bitmap import bit, places
 from atoll.comm.ids import NO_KEY, NodeId, PublicKey
-from atoll.comm.receipts import InputRecord, MalformedReceipt, Receipt, unpack_receipt, unpack_record
+from atoll.comm.receipts import (
+    InputRecord,
+    MalformedReceipt,
+    Receipt,
+    receipt_bytes,
+    unpack_receipt,
+    unpack_record,
+)
 from atoll.coordinator.state_machine.events import AuditReported
 from atoll.coordinator.state_machine.state import Audit, Parties, State
 
+LEAST_NORM = 2.0**-126  # what is less has few bits in fp32, and says nothing
 NORM_TOLERANCE = 1e-3  # by which a norm may differ from machine to machine: sums of squares in another order
 
 
@@ -71,14 +79,14 @@ def _are_alike(told: bytes, found: bytes) -> bool:
     if len(told) != len(found):
         return False
     both = zip(*(memoryview(norms).cast("f") for norms in (told, found)), strict=True)
-    return all(abs(a - b) <= NORM_TOLERANCE * max(a, b) for a, b in both)
+    return all(abs(a - b) <= NORM_TOLERANCE * max(a, b) + LEAST_NORM for a, b in both)
 
 
 def voice_of(audit: Audit, salt: bytes, event: AuditReported) -> Voice:
     """What a report comes to, in a round with this salt."""
     if is_well(audit, event):
         return Voice(VoiceKind.WELL)
-    receipts = [_receipt(data) for data in event.receipts]
+    receipts = [_receipt(audit, data) for data in event.receipts]
     if event.shown:
         return _two_inputs(audit, salt, event.shown, [r for r in receipts if r is not None])
     if event.silent:
@@ -123,7 +131,11 @@ def _key(audit: Audit, place: int) -> PublicKey:
     return audit.parties.keys.get(place, NO_KEY)
 
 
-def _receipt(data: bytes) -> Receipt | None:
+def _receipt(audit: Audit, data: bytes) -> Receipt | None:
+    """The receipt in these bytes; None: there is none, or one of more than what is audited, which no auditor takes:
+    it would be kept as evidence."""
+    if len(data) > receipt_bytes(len(places(audit.inputs))):
+        return None
     try:
         return unpack_receipt(data)
     except MalformedReceipt:
@@ -198,12 +210,12 @@ def _given(audit: Audit, salt: bytes, node: NodeId) -> dict[int, tuple[_Content,
     """The receipts that an auditor was given, as far as those signed them who should have, by their places: the
     owner's, and of relays whose means are in it."""
     first, *others = audit.voices[node].receipts or (b"",)
-    owner, receipt = audit.parties.owner, _receipt(first)
+    owner, receipt = audit.parties.owner, _receipt(audit, first)
     if receipt is None or not _signed(audit, salt, receipt, owner):
         return {}
     found = {owner: (_content(receipt), first)}
     for record_, data in zip(_sums(receipt), others, strict=False):
-        summed = _receipt(data)
+        summed = _receipt(audit, data)
         if summed is None or not _signed(audit, salt, summed, record_.place):
             break
         found[record_.place] = _content(summed), data

@@ -13,22 +13,26 @@ own delta, in chunks that it owns, counts too: audits look at that (`audit_voice
 relay makes of its region is bounded, too: by the longest of its inputs as the plan scales them, and what encoding
 may add (`ReduceConfig.norm_growth`).
 
-An owner may lie as well. Nobody is charged where one liar would explain it: the chunks of each who may be that one
-go to others, who look again; only if it is too long by the least that was told of each chunk, whoever lies, is it
-enough. Where nobody else can look the delta is left out of this round, and nobody is charged. Where the run needs
-the member (`members.minimum`), or has let it in again, its delta stays, clipped by the norm that was seen.
+An owner may lie as well. So some of the chunks are audited by which a delta is too long, those above all of which
+one alone told: whoever lied there is known, and what was found to be so is beyond doubt. Nobody is charged where
+one liar would explain it yet: the chunks of each who may be that one go to others, who look again; only if it is
+too long by the least that was told of each chunk, whoever lies, is it enough. Where nobody else can look the delta
+is left out of this round, and nobody is charged. Where the run needs the member (`members.minimum`), or has let it
+in again, its delta stays, clipped by the norm that was seen.
 `reduce.commit_or_retry` asks.
 """
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import fsum, sqrt
 
 from atoll.comm.bitmap import bit, places
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.causes.observations import Standing
+from atoll.coordinator.state_machine import audit
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.chunk_owners import able_owners, reachable
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
@@ -40,6 +44,8 @@ from atoll.coordinator.state_machine.weights import scales
 Place = int  # in the ledger's entries
 Voices = dict[NodeId, float]  # who told of one chunk of a delta: the square of its norm
 SLACK = 1.25  # times as long as told a delta may be
+AUDITED_CHUNKS = 4  # of those of which one member may have told too much
+EVERYBODY = NodeId("")  # in the place of one voice
 MAX_CLIPS = 2  # times that a delta which the run needs is clipped by what was told of it
 LONGEST = 1e38  # a norm that leaves nothing of a delta
 
@@ -59,22 +65,79 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
     gone on with without what was found false. All chunks are sealed."""
     if not state.config.outer.clip:
         return state
-    ledger, ratio, before = state.round.ledger, tolerance(state), state
+    before = state
+    deltas, means = _too_long(state)
+    for length in (*deltas, *means):
+        state = _have_audited(state, length, now, out)
+    if state is not before:
+        return state
+    for length in deltas:
+        state = _judge(state, length, out)
+    for length in means if state is before else ():  # else a mean may be of what is false
+        state = _judge(state, length, out)
+    return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """What is told of the length of a delta, or of a relay's means, which no honest one has."""
+
+    place: Place
+    looks: tuple[Look, ...]
+    told: float  # norm
+    limit: float  # norm that an honest one has at most
+    what: str
+
+    @property
+    def squares(self) -> float:
+        return self.limit * self.limit
+
+    @property
+    def whole(self) -> float:
+        return fsum(look.square for look in self.looks)
+
+
+def _too_long(state: State) -> tuple[list[_Length], list[_Length]]:
+    """Of deltas, and of relays' means."""
+    ledger, ratio = state.round.ledger, tolerance(state)
     seen, means = _seen_squares(ledger)
+    found: tuple[list[_Length], list[_Length]] = [], []
     for place, square in sorted(seen.items()):
         contribution = ledger.entries[place].contribution
         told = contribution.norm if contribution is not None else 0.0
         limit = told * ratio
         if square > SLACK**2 * limit * limit:
-            looks = list(_looks(ledger, place, of_means=False))
-            state = _judge(state, place, looks, told, limit, "delta", out)
-    for place, square in sorted(means.items()) if state is before else ():  # else a mean may be of what is false
+            looks = tuple(_looks(ledger, place, of_means=False))
+            found[0].append(_Length(place, looks, told, limit, "delta"))
+    for place, square in sorted(means.items()):
         longest = _longest(state, ledger, ledger.regions[place])
         limit = longest * ratio * (1 + state.config.reduce.norm_growth)
         if square > SLACK**2 * limit * limit:
-            looks = list(_looks(ledger, place, of_means=True))
-            state = _judge(state, place, looks, longest, limit, "region's mean", out)
-    return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)
+            looks = tuple(_looks(ledger, place, of_means=True))
+            found[1].append(_Length(place, looks, longest, limit, "region's mean"))
+    return found
+
+
+def _have_audited(state: State, length: _Length, now: float, out: list[Effect]) -> State:
+    """Have some of the chunks audited by which it is too long, once: of each who alone may have told too much, or
+    else of all who told it. Who lies is known by any of them, and what is true is beyond doubt then."""
+    r, node, of_mean = state.round, length.looks[0].node, length.looks[0].of_mean
+    if not r.salt:
+        return state
+    for voice in sorted(_suspects(state, length), key=order) or [EVERYBODY]:
+        if (node, of_mean, voice) in r.doubted:
+            continue
+        looks = [look for look in length.looks if voice in (look.voice, EVERYBODY) and look.voice != node]
+        looks = [look for look in looks if not audit.was_found_well(state, look.chunk)]
+        chunks, squares = [look.chunk for look in looks], [look.square for look in looks]
+        asked = audit.look_closer(state, chunks, AUDITED_CHUNKS, squares, now)
+        if asked is not state:
+            by = "others tell" if voice == EVERYBODY else f"{state.name(voice)} tells"
+            told = f"as {by}, its {length.what} is longer than was told"
+            out.append(Note(f"round {r.number}: {state.name(node)}: {told}: some of that is audited", node))
+            doubted = asked.round.doubted | {(node, of_mean, voice)}
+            state = with_round(asked, replace(asked.round, doubted=doubted))
+    return state
 
 
 # What was seen
@@ -159,23 +222,21 @@ def _longest(state: State, ledger: Ledger, region: int) -> float:
 # What comes of it
 
 
-def _judge(
-    state: State, place: Place, looks: Sequence[Look], told: float, limit: float, what: str, out: list[Effect]
-) -> State:
-    """What comes of one delta, or of one relay's means, by what is told of it now. No honest one has a norm of
-    more than `limit`; one that has `SLACK` times as much is not taken."""
-    r, node, squares = state.round, state.round.ledger.entries[place].node, limit * limit
-    whole = fsum(look.square for look in looks)
-    if whole <= SLACK**2 * squares or (r.clipped.get(node, 0) >= MAX_CLIPS and not looks[0].of_mean):
+def _judge(state: State, length: _Length, out: list[Effect]) -> State:
+    """What comes of one delta, or of one relay's means, by what is told of it now."""
+    r, place, looks, whole = state.round, length.place, length.looks, length.whole
+    node = r.ledger.entries[place].node
+    if whole <= SLACK**2 * length.squares or (r.clipped.get(node, 0) >= MAX_CLIPS and not looks[0].of_mean):
         return state  # in the latter case nothing is left of it
-    sentence = f"its {what} has a norm of {sqrt(whole):.3g}, and {told:.3g} was told"
+    sentence = f"its {length.what} has a norm of {sqrt(whole):.3g}, and {length.told:.3g} was told"
     note = f"round {state.round.number}: {state.name(node)}: {sentence}"
     by_chunk = _by_chunk(state, looks)
-    if _is_beyond_doubt(by_chunk, node, squares):
+    if _is_beyond_doubt(state, by_chunk, node, length.squares):
         out.append(Note(f"{note}: it is withdrawn", node))
         witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0} - {node}
         return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
-    suspects, owners = _to_look_again(state, looks, squares)
+    suspects = _suspects(state, length)
+    owners = _to_look_again(state, looks, suspects)
     who = state.names(sorted(suspects, key=order))
     if not owners:
         out.append(Note(f"{note}, by {who} alone, and nobody else can tell: it is left out", node))
@@ -197,36 +258,41 @@ def _by_chunk(state: State, looks: Sequence[Look]) -> dict[int, Voices]:
     return found
 
 
-def _is_beyond_doubt(by_chunk: dict[int, Voices], node: NodeId, squares: float) -> bool:
+def _is_beyond_doubt(state: State, by_chunk: dict[int, Voices], node: NodeId, squares: float) -> bool:
     """Whether the delta of `node` is too long whoever else lies, if one does: the least that anybody told of each
-    chunk, without the chunks of which that one alone told."""
+    chunk, without the chunks of which that one alone told, and no audit."""
     least, alone = list[float](), dict[NodeId, list[float]]()
-    for by in by_chunk.values():
+    for c, by in by_chunk.items():
         least.append(min(by.values()))
-        if len(by) == 1 and node not in by:
+        if len(by) == 1 and node not in by and not audit.was_found_well(state, c):
             alone.setdefault(next(iter(by)), []).append(least[-1])
     return fsum(least) - max(map(fsum, alone.values()), default=0.0) > squares
 
 
-def _to_look_again(state: State, looks: Sequence[Look], squares: float) -> tuple[set[NodeId], dict[int, NodeId]]:
-    """Who alone may have told too much, and who is to merge the chunks of which they told instead, so that none of
-    them tells anything of it any more; nobody: nobody else can, or others have looked once. An honest delta is not
-    too long then; one whose maker sends each something else would be, again and again."""
-    node, seen = looks[0].node, Counter[NodeId]()
+def _suspects(state: State, length: _Length) -> set[NodeId]:
+    """Who alone may have told too much, of what no audit found to be so."""
     by_voice = dict[NodeId, list[float]]()
-    for look in looks:
-        by_voice.setdefault(look.voice, []).append(look.square)
-    excess = fsum(look.square for look in looks) - squares
-    suspects = {voice for voice, told in by_voice.items() if fsum(told) >= excess} - {node}
+    for look in length.looks:
+        if not audit.was_found_well(state, look.chunk):
+            by_voice.setdefault(look.voice, []).append(look.square)
+    excess = length.whole - length.squares
+    return {v for v, told in by_voice.items() if fsum(told) >= excess} - {length.looks[0].node}
+
+
+def _to_look_again(state: State, looks: Sequence[Look], suspects: Collection[NodeId]) -> dict[int, NodeId]:
+    """Who is to merge the chunks of which the suspects told, so that none of them tells anything of it any more;
+    nobody: nobody else can, or others have looked once. An honest delta is not too long then; one whose maker
+    sends each something else would be, again and again."""
+    node, seen = looks[0].node, Counter[NodeId]()
     others = [n for n in _able_owners(state) if n != node and n not in suspects]
     if not others or any((look.node, look.of_mean) == (node, looks[0].of_mean) for look in state.round.looks):
-        return suspects, {}
+        return {}
     owners = dict[int, NodeId]()
     for look in looks:
         if look.voice in suspects:
             owners[look.chunk] = min(others, key=lambda n: seen[n])
             seen[owners[look.chunk]] += 1
-    return suspects, owners
+    return owners
 
 
 def _charge(state: State, node: NodeId, sentence: str, witnesses: Iterable[NodeId], out: list[Effect]) -> State:

@@ -231,16 +231,18 @@ def record_completion(state: State, event: ReduceComplete, now: float) -> State:
 
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
-    """A connection broke: it costs the attempt, and the pair is remembered for the next ones, which go on without
-    suspects, such as who lost its session, too. One word puts nobody out: the clock does. What is said of an
-    earlier attempt is remembered, too."""
+    """A connection broke: it costs the attempt, and the pair is remembered for the next ones. A peer that lost its
+    session, too, may come back: until then they are without it, and the clock puts it out. What it cost is held
+    against it then, not against the pair, unless most lost theirs. What is said of an earlier attempt is
+    remembered, too."""
     r, node, peer = state.round, event.node, event.peer
     if r.planned_at is None or event.fence.round != r.number or node == peer:
         return state
     if not state.members.saving.isdisjoint((node, peer)):
         return state  # it exchanges nothing, as it says
     if r.plan is None or r.plan.fence != event.fence:
-        known = {node, peer} <= r.participants.keys() and event.fence.attempt < r.ledger.attempt
+        there = {node, peer} <= r.participants.keys() and not _lost_its_session(state, peer, now)
+        known = there and event.fence.attempt < r.ledger.attempt
         return _with_lost(state, event, again=False) if known else state
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
@@ -252,15 +254,25 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     blamed = state.members.here.get(peer)
     if blamed is None or (peer not in r.ledger.contributions and blamed.role != REDUCER):
         return state  # the next attempt is on its way
-    state = _with_lost(state, event, again=True)
     why = f"{name} could not reach {other}"
-    again = _worst(state, attempt_members(state, max(now, r.paused_until)))
-    if again is None:
+    if gone := _lost_its_session(state, peer, now):
+        here = state.members.here.values()
+        if 2 * sum(m.connected for m in here) > len(here):
+            state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)
+    else:
+        state = _with_lost(state, event, again=True)
+    members = attempt_members(state, max(now, r.paused_until))
+    if not (peer in members if gone else _worst(state, members)):
         return fail_attempt(state, why, now)
     pause = min(MAX_PAUSE_SECONDS, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
     reason = f"{why}, and the run needs both: next attempt in {pause:g} s"
     state = fail_attempt(state, why, now)
     return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
+
+
+def _lost_its_session(state: State, node: NodeId, now: float) -> bool:
+    member = state.members.here.get(node)
+    return member is not None and not member.connected and member.suspect_at <= now
 
 
 def _with_lost(state: State, event: PeerUnreachable, *, again: bool) -> State:

@@ -185,6 +185,8 @@ class RoundState(Struct, frozen=True, gc=False):
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     clipped: dict[NodeId, int] = {}  # of whose delta, which the run needs, the norm was raised, and how often
     looks: tuple[Look, ...] = ()  # of earlier attempts, at deltas that were longer than told
+    # Whose chunks were audited for what they told of a delta, or of a relay's means: node, of its mean, voice
+    doubted: frozenset[tuple[NodeId, bool, NodeId]] = frozenset()
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     salt: bytes = b""  # what its contributions are signed with; empty: they are not

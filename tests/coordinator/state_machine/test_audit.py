@@ -403,6 +403,31 @@ def test_in_two_levels_nobody_honest_is_charged_for_norms() -> None:
         assert not world.decisions and world.audited
 
 
+@pytest.mark.parametrize("levels", [1, 2])
+def test_who_tells_too_long_a_norm_of_another_is_banned_and_nothing_is_reduced_for_it(levels: int) -> None:
+    """Of one chunk of 16, which is not drawn: it is audited, as somebody lies there."""
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(3, "norm"), audit="1e-9", levels=levels, norms=True).run()
+        assert world.convicted() == {N3} == world.charged().keys(), world.notes
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_whose_delta_is_longer_than_told_where_one_owner_sees_it_is_known_by_an_audit_of_that(levels: int) -> None:
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(7, "long"), audit="1e-9", levels=levels, norms=True).run()
+        assert world.charged() == {NodeId("n7"): {Offence.FALSE_NORM}}, world.notes
+        pending = world.state.pending
+        assert pending is not None and pending.attempts == 2 and NodeId("n7") not in pending.contributors
+
+
+def test_two_that_tell_too_long_norms_have_nobody_charged_and_are_banned_one_after_the_other() -> None:
+    """What both tell is beyond doubt, whoever lies, if one does: it is audited all the same."""
+    world = AuditWorld(b"0", liar(6, "norm") | liar(7, "norm"), audit="1e-9", norms=True).run()
+    assert len(world.convicted()) == 1
+    world.go_on().run()
+    assert world.convicted() == {NodeId("n6"), NodeId("n7")} == world.charged().keys(), world.notes
+
+
 def test_who_came_to_an_audit_too_late_is_charged_with_nothing_and_others_are_asked() -> None:
     busy = liar(4, "busy") | liar(5, "busy")
     for nonce in nonces(0, 6):
@@ -436,7 +461,13 @@ def test_norms_may_differ_as_machines_sum_them_in_another_order() -> None:
         world.feed(event)
     audit = replace(next(iter(world.state.round.audits.values())), norms=struct.pack("<2f", 1.0, 0.0))
     said = world.finding(next(iter(audit.named)), audit)
-    for norms, well in (((1.00001, 0.0), True), ((1.1, 0.0), False), ((1.0, 1e-9), False), ((1.0,), False)):
+    for norms, well in (
+        ((1.00001, 0.0), True),
+        ((1.1, 0.0), False),
+        ((1.0, 1e-9), False),
+        ((1.0, 2e-45), True),
+        ((1.0,), False),
+    ):
         assert is_well(audit, replace(said, norms=struct.pack(f"<{len(norms)}f", *norms))) is well
     assert is_well(audit, said) and is_well(replace(audit, norms=b""), replace(said, norms=b"1234"))
 
@@ -956,6 +987,19 @@ def test_an_owner_that_leaves_is_convicted_of_what_it_signed() -> None:
     world.feed(ev.Leaving(N3, 1, "it has had enough"))
     world.feed(found[c][0])
     assert world.charged() == {N3: {Offence.FORGED_SEAL}} and world.convicted() == {N3}
+
+
+def test_no_receipt_of_more_than_what_is_audited_is_kept_as_evidence() -> None:
+    """An owner and an auditor in league could have megabytes of it remembered for ever."""
+    world = AuditWorld(b"nonce", liar(3, "seal"), audit="1000")
+    sealed_by_all(world)
+    c = of_owner(world, N3)
+    audit, salt = world.state.round.audits[c], world.state.round.salt
+    records = tuple(world.record(0, c, digest(b"%d" % k)) for k in range(200))
+    receipt = sign_receipt(key_of(N3), salt, c, audit.since, world.place(N3), records, audit.digest)
+    asked = next(n for n in audit.named if n != N2)
+    world.feed(replace(world.finding(asked, audit), digest=b"", receipts=(receipt.pack(),), silent=()))
+    assert world.charged() == {asked: {Offence.FALSE_AUDIT}}
 
 
 def test_an_owner_may_not_say_that_another_party_than_a_relay_summed_for_it() -> None:

@@ -12,6 +12,27 @@ NAMING, VERDICT = C + "state_machine/auditors.py", C + "state_machine/audit_verd
 
 MUTATIONS = [
     Mutation(
+        "what one tells too much of another's norm is not audited",
+        C + "state_machine/norms.py",
+        "    for length in (*deltas, *means):\n",
+        "    for length in ():\n",
+        AUDIT,
+    ),
+    Mutation(
+        "what an audit found to be so is in doubt as before",
+        C + "state_machine/norms.py",
+        "if len(by) == 1 and node not in by and not audit.was_found_well(state, c):",
+        "if len(by) == 1 and node not in by:",
+        AUDIT,
+    ),
+    Mutation(
+        "two that tell too much of a norm are believed",
+        C + "state_machine/norms.py",
+        "for voice in sorted(_suspects(state, length), key=order) or [EVERYBODY]:",
+        "for voice in sorted(_suspects(state, length), key=order):",
+        AUDIT,
+    ),
+    Mutation(
         "a friend that shows half of the auditors nothing keeps the others from being a majority",
         VERDICT,
         "if accused >= 0 and (makers_ := _found_by_those_who_could(state, voices, silent)):",

@@ -34,10 +34,24 @@ MUTATIONS = [
     Mutation(
         "whoever has lost its stream is out when one says that it cannot reach it",
         M + "reduce.py",
-        "    state = _with_lost(state, event, again=True)\n    why",
-        "    if not blamed.connected:\n"
-        "        state = replace(state, members=who.put(state.members, replace(blamed, expire_at=now)))\n"
-        "    state = _with_lost(state, event, again=True)\n    why",
+        "    if gone := _lost_its_session(state, peer, now):\n",
+        "    if gone := _lost_its_session(state, peer, now):\n"
+        "        out_now = replace(blamed, expire_at=now)\n"
+        "        state = replace(state, members=who.put(state.members, out_now))\n",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "whose connections break in the middle of each exchange is not charged",
+        M + "reduce.py",
+        'state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)',
+        "pass",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "members whose streams all broke are charged for what one says of them",
+        M + "reduce.py",
+        "if 2 * sum(m.connected for m in here) > len(here):",
+        "if here:",
         MISCONDUCT,
     ),
     Mutation(

@@ -68,14 +68,14 @@ MUTATIONS = [
         "nobody looks at norms",
         C + "state_machine/norms.py",
         "limit = told * ratio\n        if square > SLACK**2 * limit * limit:",
-        "if False:",
+        "limit = told * ratio\n        if False:",
         0,
         slow=True,
     ),
     Mutation(
         "one owner's word is enough",
         C + "state_machine/norms.py",
-        "if _is_beyond_doubt(by_chunk, node, squares):",
+        "if _is_beyond_doubt(state, by_chunk, node, length.squares):",
         "if True:",
         NORMS,
     ),
@@ -124,8 +124,8 @@ MUTATIONS = [
     Mutation(
         "an owner's word on its own delta does not count against it",
         C + "state_machine/norms.py",
-        "if len(by) == 1 and node not in by:",
-        "if len(by) == 1:",
+        "if len(by) == 1 and node not in by and not audit.was_found_well(state, c):",
+        "if len(by) == 1 and not audit.was_found_well(state, c):",
         NORMS,
     ),
     Mutation(
