@@ -132,8 +132,8 @@ def _key(audit: Audit, place: int) -> PublicKey:
 
 
 def _receipt(audit: Audit, data: bytes) -> Receipt | None:
-    """The receipt in these bytes; None: there is none, or one of more than what is audited, which no auditor takes,
-    and which would be kept as evidence."""
+    """The receipt in these bytes; None: there is none, or one of more than what is audited: no auditor takes that,
+    and it would be kept as evidence."""
     if len(data) > receipt_bytes(len(places(audit.inputs))):
         return None
     try:
