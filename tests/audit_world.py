@@ -61,13 +61,15 @@ from atoll.comm.signatures import PrivateKey
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.state import Audit, Phase, State
+from atoll.coordinator.state_machine.members import put
+from atoll.coordinator.state_machine.state import Audit, Phase, State, fail_attempt
 from atoll.coordinator.state_machine.step import step
 
 CHUNKS = 16
 MAX_STEPS = 400  # of one round; none came near
 LATE = 60.0  # seconds after which whoever has not answered an audit is late
 Lies = Mapping[NodeId, frozenset[str]]
+Reports = dict[int, list[ev.AuditReported]]  # by chunk
 
 
 @cache
@@ -472,3 +474,37 @@ def liar(node: int, *lies: str) -> dict[NodeId, frozenset[str]]:
 
 def nonces(first: int, count: int) -> Iterator[bytes]:
     return (b"%d" % i for i in range(first, first + count))
+
+
+def caught_at_once(lies: Lies, count: int = 8, leaves: int = 0) -> list[AuditWorld]:
+    """Worlds in which every chunk is audited."""
+    worlds = [AuditWorld(nonce, lies, count, leaves, "1000").run() for nonce in nonces(0, 3)]
+    for world in worlds:
+        assert world.charged().keys() <= lies.keys(), (world.charged(), world.notes)
+    return worlds
+
+
+def sealed_by_all(world: AuditWorld, besides: NodeId | None = None) -> None:
+    """Feed what owners seal."""
+    for event in list(world.due()):
+        if isinstance(event, ev.ChunksSealed) and event.node != besides:
+            world.feed(event)
+
+
+def put_exchanged(world: AuditWorld, *besides: NodeId) -> None:
+    """Make all but these members that were in exchanges before."""
+    here = world.state.members.here
+    new = (replace(member, exchanged=node not in besides) for node, member in here.items())
+    world.state = replace(world.state, members=put(world.state.members, *new))
+
+
+def between_two_attempts(world: AuditWorld, pause: float = 1.0) -> Reports:
+    """Have every chunk sealed, and the attempt fail; the next one follows after so many seconds. Returns what
+    auditors found, by chunk: it is on its way."""
+    sealed_by_all(world)
+    audits = world.state.round.audits.items()
+    assert len(audits) == world.chunks
+    found = {c: [world.finding(node, audit) for node in audit.named] for c, audit in audits}
+    failed = fail_attempt(world.state, "a test says so", world.now)
+    world.state = replace(failed, round=replace(failed.round, paused_until=world.now + pause))
+    return found

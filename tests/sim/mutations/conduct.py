@@ -549,7 +549,7 @@ MUTATIONS = [
         M + "step.py",
         "return audit.give_time_anew(with_round(state, r), now)",
         "return with_round(state, r)",
-        HERE + "test_audit.py",
+        HERE + "test_auditors.py",
     ),
     Mutation(
         "a prediction does not shorten the timeout",

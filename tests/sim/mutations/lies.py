@@ -119,7 +119,7 @@ MUTATIONS = [
         C + "state_machine/audit_voices.py",
         "return not (audit.norms and event.norms) or _are_alike(audit.norms, event.norms)",
         "return True",
-        "tests/coordinator/state_machine/test_audit.py",
+        "tests/coordinator/state_machine/test_audit_norms.py",
     ),
     Mutation(
         "an owner's word on its own delta does not count against it",

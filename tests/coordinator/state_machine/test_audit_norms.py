@@ -1,0 +1,123 @@
+"""Audits of the norms that owners and relays tell: who tells others than those of what it merged is found."""
+
+import struct
+
+import pytest
+from audit_world import (
+    AuditWorld,
+    liar,
+    nonces,
+)
+
+from atoll.comm.evidence import Offence
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.audit_voices import is_well
+
+N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
+
+
+@pytest.mark.parametrize("liars", [(), (N2,)])
+def test_an_owner_is_banned_that_told_other_norms_than_those_of_what_it_merged(liars: tuple[NodeId, ...]) -> None:
+    """Or who says so, if nobody else does. The owner alone sees its own delta: it told that it is short."""
+    world = AuditWorld(b"0", audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    c, drawn = next((c, a) for c, a in world.state.round.audits.items() if N2 in a.named)
+    told, found = (struct.pack("<8f", *(1.0,) * 7, last) for last in (1.0, 24.0))
+    audits = world.state.round.audits | {c: replace(drawn, norms=told)}
+    world.state = replace(world.state, round=replace(world.state.round, audits=audits))
+    while (audit := world.state.round.audits.get(c)) is not None and not world.decisions:
+        for node in audit.named.keys() - audit.voices.keys():
+            other = node in liars if liars else True
+            world.feed(replace(world.finding(node, audit), norms=found if other else told))
+        world.feed(ev.Tick())
+    (decision,) = world.decisions
+    if liars:
+        assert (decision.node, decision.evidence.offence) == (N2, Offence.FALSE_AUDIT)
+    else:
+        assert world.convicted() == {drawn.owner} and "other norms" in decision.evidence.sentence
+
+
+@pytest.mark.parametrize("lie", ["sum told short", "sum of others", "sum untold", "late sum"])
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_relay_is_banned_that_told_other_norms_than_those_of_what_it_summed(lie: str, drawn: bool) -> None:
+    """It alone sees its own delta. What is not told, or of other inputs, is looked into, drawn or not."""
+    audit = "1000" if drawn else "1e-9"
+    for nonce in nonces(0, 4):
+        lies = liar(2, lie, "sum told short") if lie == "late sum" else liar(2, lie)
+        world = AuditWorld(nonce, lies, audit=audit, levels=2, norms=True).run()
+        if drawn or lie in ("sum of others", "sum untold"):
+            assert world.convicted() == {N2} == world.charged().keys(), world.notes
+            assert "told" in world.decisions[0].evidence.sentence
+        else:
+            assert not world.decisions and not world.audited
+
+
+def test_no_relay_is_charged_with_what_an_owner_sealed_that_it_did_not_sum() -> None:
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(2, "seals unsummed"), audit="1e-9", levels=2, norms=True).run()
+        assert world.charged() == {N2: {Offence.UNSHOWN}}, world.notes
+
+
+def test_where_nobody_can_look_who_told_nothing_of_a_sum_and_who_sealed_it_sum_nothing_more() -> None:
+    for lie in ("seals unsummed", "sum untold"):
+        world = AuditWorld(b"0", liar(2, lie), audit="0", levels=2, norms=True).run()
+        assert not world.decisions and world.state.pending is not None and world.state.pending.attempts > 1
+        assert any("told nothing" in note for note in world.notes)
+
+
+@pytest.mark.parametrize("lie", ["sum", "nested sum", "no sum", "seal"])
+def test_liars_of_two_levels_are_convicted_where_norms_are_told_too(lie: str) -> None:
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(2, lie), audit="1000", levels=2, norms=True).run()
+        assert world.charged().keys() == {N2}, world.notes
+
+
+def test_in_two_levels_nobody_honest_is_charged_for_norms() -> None:
+    for nonce in nonces(0, 10):
+        world = AuditWorld(nonce, audit="1000", levels=2, norms=True).run()
+        assert not world.decisions and world.audited
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_who_tells_too_long_a_norm_of_another_is_banned_and_nothing_is_reduced_for_it(levels: int) -> None:
+    """Of one chunk of 16, which is not drawn: it is audited, as somebody lies there."""
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(3, "norm"), audit="1e-9", levels=levels, norms=True).run()
+        assert world.convicted() == {N3} == world.charged().keys(), world.notes
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_whose_delta_is_longer_than_told_where_one_owner_sees_it_is_known_by_an_audit_of_that(levels: int) -> None:
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(7, "long"), audit="1e-9", levels=levels, norms=True).run()
+        assert world.charged() == {NodeId("n7"): {Offence.FALSE_NORM}}, world.notes
+        pending = world.state.pending
+        assert pending is not None and pending.attempts == 2 and NodeId("n7") not in pending.contributors
+
+
+def test_two_that_tell_too_long_norms_have_nobody_charged_and_are_banned_one_after_the_other() -> None:
+    """What both tell is beyond doubt, whoever lies, if one does: it is audited all the same."""
+    world = AuditWorld(b"0", liar(6, "norm") | liar(7, "norm"), audit="1e-9", norms=True).run()
+    assert len(world.convicted()) == 1
+    world.go_on().run()
+    assert world.convicted() == {NodeId("n6"), NodeId("n7")} == world.charged().keys(), world.notes
+
+
+def test_norms_may_differ_as_machines_sum_them_in_another_order() -> None:
+    world = AuditWorld(b"0", audit="1000")
+    for event in list(world.due()):
+        world.feed(event)
+    audit = replace(next(iter(world.state.round.audits.values())), norms=struct.pack("<2f", 1.0, 0.0))
+    said = world.finding(next(iter(audit.named)), audit)
+    for norms, well in (
+        ((1.00001, 0.0), True),
+        ((1.1, 0.0), False),
+        ((1.0, 1e-9), False),
+        ((1.0, 2e-45), True),
+        ((1.0,), False),
+    ):
+        assert is_well(audit, replace(said, norms=struct.pack(f"<{len(norms)}f", *norms))) is well
+    assert is_well(audit, said) and is_well(replace(audit, norms=b""), replace(said, norms=b"1234"))
