@@ -39,6 +39,7 @@ def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -
     ("lies", "count"),
     [
         (liar(3, "seal", "no receipt"), 8),
+        (liar(3, "seal", "half receipt"), 5),
         (liar(3, "seal", "half receipt"), 7),
         (liar(3, "seal", "half receipt") | liar(5, "cover"), 8),
         (liar(3, "seal", "cover") | liar(5, "shield", "cover"), 8),

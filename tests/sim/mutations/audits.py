@@ -167,7 +167,7 @@ MUTATIONS = [
         NAMING,
         "least = count if audit.wide else min(count, least)",
         "least = min(count, least)",
-        AUDITORS,
+        AUDIT,
     ),
     Mutation(
         "a newcomer is named for audits as anybody is",
