@@ -22,11 +22,12 @@ import click
 
 from atoll.comm import log
 from atoll.comm.config.beginning import beginning, check_beginning
+from atoll.comm.config.data import DataKind
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.load import load_run, to_yaml
 from atoll.comm.config.methods import check_real, simulated_only, undefended
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, tokens_per_step
-from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.durations import duration
 from atoll.comm.errors import AtollError, ConfigError, Unreachable

@@ -5,10 +5,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll.comm.config.data import DataKind
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.hf_config import CONFIG, read_model
 from atoll.comm.config.model import differences
-from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 
 PEFT_CONFIG = "adapter_config.json"

@@ -1,9 +1,7 @@
 """The data plane of one node: it accepts links and answers fetches, on one port.
 
     a link                          belongs to the reduces, this round's and the next ones' (`peers`)
-    requests for chunks             answered from the node's `StateSource`, any number on one connection, but few
-                                    chunks at a time (`kept`); what is not there, a leaf may have that offers it
-                                    here (`offers`); an auditor's, from the reduce under way (`peers`)
+    requests for chunks             answered (`fetch_server`), any number on one connection
     a leaf's offer                  kept, to ask it
     anything else                   closed, with a sentence, before anything is allocated for it
 
@@ -21,13 +19,11 @@ import logging
 import socket
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Protocol, Self
+from typing import Self
 
 from atoll.comm.addresses import OwnNetwork, resolve
-from atoll.comm.byte_view import Octets, view
-from atoll.comm.codecs import zstd
 from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.ids import NO_PIN, NodeId, Pin, PublicKey, Round, RunId
 from atoll.comm.peer_names import is_peer_host
@@ -35,9 +31,7 @@ from atoll.comm.rate_limits import RateLimit, TokenBuckets
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.strangers import StrangerLimits, Strangers, network_of
 from atoll.comm.transport import frames
-from atoll.comm.transport.chunk_slots import ChunkPlaces, ChunkSlot
 from atoll.comm.transport.connection import (
-    CAPPED_PIECE_BYTES,
     ByteCounter,
     Link,
     LinkBroken,
@@ -47,16 +41,15 @@ from atoll.comm.transport.connection import (
     os_reason,
 )
 from atoll.comm.transport.fetch_client import FetchClient, FetchItem
-from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.fetch_server import IDLE_TIMEOUT, FetchServer, StateSource
+from atoll.comm.transport.frames import FrameKind
 from atoll.comm.transport.key_ring import KeyRing, RunKey
 from atoll.comm.transport.leaf_relay import OfferDialer, OfferPool
 from atoll.comm.transport.peer_links import PeerLinks
-from atoll.comm.transport.stream_policy import LONG_PATH_RTT, fetch_congestion_control, is_lossy
 from atoll.comm.transport.tls import TlsContexts
 
 log = logging.getLogger("atoll.plane")
 
-IDLE_TIMEOUT = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
 MAX_STRANGERS = 256  # accepted connections that have not proved whose they are yet
 MAX_STRANGERS_PER_ADDRESS = 128  # of these
@@ -67,24 +60,6 @@ BACKLOG = 1024  # connections that wait to be accepted
 STRANGER = "a stranger"
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset, and nothing lingers in the kernel
 MAX_LINKS_PER_MEMBER = 40  # accepted connections of one member: 16 links, 16 of a recovery, and a few more
-FAST_PATH_RATE = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
-AUDIT_KINDS = (FrameKind.GET_INPUT, FrameKind.GET_RECEIPT)  # of what this node alone has
-CHUNK_KINDS = (FrameKind.GET_STATE, FrameKind.GET_SEALED)  # that have a place in memory
-MAX_RELAYED_BYTES = 1 << 28  # bytes of an answer that is passed on
-
-
-class StateSource(Protocol):
-    """A source of what this node can give to others. Called in the event loop, so it must be quick, or wait
-    without blocking it; what it returns must not change while it is sent: the caller never copies it."""
-
-    async def sealed(self, round: Round, chunk: int) -> Octets | None:
-        """The sealed bytes of a committed round's chunk; None: they are not here."""
-
-    async def state(self, round: Round, chunk: int) -> Octets | None:
-        """The chunk's anchor, then its momentum, after `round`: fp32, little-endian; None: they are not here."""
-
-    async def digests(self, round: Round) -> Sequence[bytes] | None:
-        """The digest of each chunk of `state(round)`, 16 bytes each; None: that state is not here."""
 
 
 class DataPlane:
@@ -104,8 +79,7 @@ class DataPlane:
     ) -> None:
         self.run, self.node = run, node
         self.keys = KeyRing(identity, key)
-        self._shelf, self._tls = shelf, tls
-        self._congestion = congestion_control
+        self._tls = tls
         self._meter = ByteCounter()
         self._up, self._down = (RateLimiter(rate) for rate in caps)
         self._address = ""
@@ -118,11 +92,10 @@ class DataPlane:
         self._stranger_lines = TokenBuckets(STRANGER_LINES)
         self._accepted_of: defaultdict[NodeId, dict[Link, None]] = defaultdict(dict)  # the others, by their member
         self._serving: asyncio.Task[None] | None = None
-        self._answering = set[asyncio.Task[None]]()  # to those who fetch
         self._room: Callable[[], float] | None = None
         self.peers = PeerLinks(self._dial_link, self._meter, streams, congestion_control, self._up)
         self.offers, self.offering = OfferPool(), OfferDialer(self._serve_at)
-        self._places = ChunkPlaces()
+        self._answers = FetchServer(shelf, self.peers, self.offers, self._up, congestion_control)
 
     @classmethod
     async def start(
@@ -212,8 +185,7 @@ class DataPlane:
 
     def hush(self) -> None:
         """Give nothing more to those who fetch here: they ask others, who would else wait for this node."""
-        for answering in self._answering:
-            answering.cancel()
+        self._answers.hush()
 
     async def close(self) -> None:
         """Close the port and all connections."""
@@ -343,7 +315,7 @@ class DataPlane:
                 await self.offers.keep(node, link)
             else:
                 with suppress(LinkReset):  # who asked has it from another by now, or is gone
-                    await self._answer_until_hushed(node, link, first)
+                    await self._answers.answer_until_hushed(node, link, first)
         except LinkClosed:
             pass
         except LinkBroken as error:
@@ -391,126 +363,9 @@ class DataPlane:
         link = await self.dial(node, address, pin)
         try:
             await frames.send(link, frames.unfenced(FrameKind.OFFER))
-            await self._answer_all(node, link, None)
+            await self._answers.answer_all(node, link, None)
         finally:
             link.close()
-
-    async def _answer_until_hushed(self, node: NodeId, link: Link, request: Header) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._answering.add(task)
-        try:
-            await self._answer_all(node, link, request)
-        finally:
-            self._answering.discard(task)
-
-    async def _answer_all(self, node: NodeId, link: Link, request: Header | None) -> None:
-        """The first request may have come. One that this node is to wait for may come any time."""
-        idle = IDLE_TIMEOUT if request is not None else None
-        link.suit_path()  # what waits in the kernel gives way to no reduce
-        with self._places.slot(node) as kept:
-            while True:
-                request = request or await frames.receive(link, idle)
-                kept.asked()
-                if request.length:
-                    raise LinkBroken("a request with a payload")
-                # A commit waits for audits; other fetches give way to the reduce.
-                link.limit_sending(self._up if request.kind in AUDIT_KINDS else self.peers.spare)
-                await self._answer(node, request, link, kept)
-                kept.answered()
-                request = None
-
-    def _suit(self, link: Link) -> bool:
-        """Use the congestion control that suits the path, or that was asked for; whether packing pays there."""
-        path = link.path()
-        if path is not None and (self._congestion or path.rtt > LONG_PATH_RTT):
-            lossy = is_lossy(path.sent, path.resent)
-            link.use_congestion_control(self._congestion or fetch_congestion_control(lossy, path.burst))
-        slow = path is None or path.burst < FAST_PATH_RATE or 0 < self._up.rate < FAST_PATH_RATE
-        return slow and self.peers.compressor.enabled  # where the run packs at all
-
-    async def _answer(self, node: NodeId, request: Header, link: Link, slot: ChunkSlot) -> None:
-        round, chunk = request.fence.round, request.chunk
-        if slot.request != (request.kind, round, chunk):
-            slot.packing_pays = self._suit(link)
-            if request.kind in CHUNK_KINDS:
-                await slot.begin((request.kind, round, chunk))
-            slot.data = await self._find(node, request)
-        if slot.data is None:
-            slot.drop()  # it may be there when it is asked for again
-            if request.kind in AUDIT_KINDS or not await self._pass_on(node, request, link):
-                await frames.send(link, frames.unfenced(FrameKind.MISSING, round, chunk))
-            return
-        data, smaller = slot.data, False
-        if request.kind is FrameKind.GET_STATE:
-            if request.total > len(data) or (request.total - request.offset) % 4:
-                raise LinkBroken(f"a request for bytes {request.offset} to {request.total} of {len(data)}")
-            data = data[request.offset : request.total or None]
-            packed = zstd.pack_floats(data) if slot.packing_pays else b""
-            if smaller := 0 < len(packed) < len(data):
-                data = view(packed)
-        await frames.send(link, frames.unfenced(FrameKind.DATA, round, chunk, len(data), smaller), data)
-        if request.kind is not FrameKind.GET_STATE or request.total in (0, len(slot.data)):
-            slot.drop()  # that was all of it
-
-    async def _find(self, node: NodeId, request: Header) -> memoryview | None:
-        """What was asked for, as a whole."""
-        round, chunk = request.fence.round, request.chunk
-        found: Octets | None
-        match request.kind:
-            case FrameKind.GET_SEALED:
-                found = await self._shelf.sealed(round, chunk)
-            case FrameKind.GET_STATE:
-                found = await self._shelf.state(round, chunk)
-            case FrameKind.GET_DIGESTS:
-                digests = await self._shelf.digests(round)
-                found = None if digests is None else b"".join(digests)
-            case FrameKind.GET_INPUT | FrameKind.GET_RECEIPT:
-                found = await self.peers.evidence(node, request.kind, round, chunk)
-            case _:
-                raise LinkBroken(f"a frame of kind {request.kind.name} where a stream or a request begins")
-        return None if found is None else view(found)
-
-    async def _pass_on(self, node: NodeId, request: Header, link: Link) -> bool:
-        """Answer with what a leaf has that offers it here; whether one does. Of the answer no more is kept than a
-        piece: whether it is right is for who asked to find out."""
-        asking = frames.part(request.kind, request.fence.round, request.chunk, request.offset, request.total)
-        asked = {node}
-        while (offered := self.offers.take(asked)) is not None:
-            asked.add(offered.node)
-            try:
-                await frames.send(offered.link, asking)
-                answer = await frames.receive(offered.link, IDLE_TIMEOUT)
-            except LinkBroken as broken:
-                log.debug("%s offers nothing any more: %s", offered.node, broken)
-                offered.close()
-                continue
-            except BaseException:
-                offered.close()
-                raise
-            if answer.kind is not FrameKind.DATA or answer.length > MAX_RELAYED_BYTES:
-                if answer.kind is FrameKind.MISSING and not answer.length:
-                    self.offers.give_back(offered)
-                else:
-                    offered.close()
-                continue
-            try:
-                await self._pipe(answer, offered.link, link)
-            except BaseException:
-                offered.close()
-                raise
-            self.offers.give_back(offered)
-            return True
-        return False
-
-    async def _pipe(self, answer: Header, source: Link, sink: Link) -> None:
-        await frames.send(sink, answer)
-        scratch, left = memoryview(bytearray(min(CAPPED_PIECE_BYTES, answer.length))), answer.length
-        while left:
-            piece = scratch[: min(left, CAPPED_PIECE_BYTES)]
-            await source.read_into(piece)
-            await sink.write(piece)
-            left -= len(piece)
 
 
 async def _listen(listen: str) -> socket.socket:

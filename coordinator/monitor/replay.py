@@ -22,7 +22,7 @@ from atoll.coordinator.monitor.contributions import MAX_ACCOUNTS, account, contr
 from atoll.coordinator.monitor.figures import facts_of_nodes
 from atoll.coordinator.monitor.members import AtWork
 from atoll.coordinator.monitor.recorded import NodeFacts, RecordedRun
-from atoll.coordinator.monitor.run_answers import Records
+from atoll.coordinator.monitor.run_source import Records
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.journaled_machine import JournaledMachine
 from atoll.coordinator.service.run_records import RunRecords

@@ -6,12 +6,11 @@ Calls block: they read records, and are made in a thread. Every answer is bounde
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from math import inf, isnan
-from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -19,8 +18,6 @@ import numpy as np
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.coordinator.history.record_codec import RecordView
-from atoll.coordinator.history.series import SeriesTable
 from atoll.coordinator.monitor import round_story
 from atoll.coordinator.monitor.alerts import CONVICTIONS
 from atoll.coordinator.monitor.blame import blame_of
@@ -50,8 +47,9 @@ from atoll.coordinator.monitor.node_story import (
 )
 from atoll.coordinator.monitor.pace import pace_of
 from atoll.coordinator.monitor.period import period
-from atoll.coordinator.monitor.recorded import RecordedRun, recorded_snapshot
-from atoll.coordinator.state_machine.events import CommitRecord, Decision, Failure, Note
+from atoll.coordinator.monitor.recorded import recorded_snapshot
+from atoll.coordinator.monitor.run_source import Answer, RunSource
+from atoll.coordinator.state_machine.events import CommitRecord, Failure, Note
 
 DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
 MAX_REST = 0.1  # seconds between two records of an answer
@@ -67,78 +65,7 @@ MAX_BLAME, MAX_ABOUT = 200, 200  # verdicts, and decisions, of an answer; charac
 MAX_PUT_OUT = 6  # members that were put out and are told of
 MAX_NAMED_MARKS, MAX_CHANGES = 8, 500  # marks of an answer that name members; rounds whose change is remembered
 RECORD_FIELDS = dict.fromkeys(CommitRecord.__struct_fields__)
-Answer = dict[str, Any]
 Query = Mapping[str, str]
-
-
-class Records(Protocol):
-    """All records of a run, to read. All calls block, and may raise `ResourceError`."""
-
-    def iter_rounds(self, since: int = 0, limit: int = 0) -> Generator[CommitRecord, None, None]: ...
-    def iter_notes(self, before: float = inf) -> Iterator[tuple[float, Note]]: ...
-    def decisions(self, since: float = -inf, until: float = inf) -> list[tuple[float, Decision]]: ...
-    def series(self) -> SeriesTable: ...
-    def views(self, rounds: Sequence[int]) -> Iterator[RecordView]: ...
-
-
-class RunSource(Protocol):
-    """A run to show: a living one (`http`) or a recorded one (`replay`)."""
-
-    @property
-    def records(self) -> Records: ...
-
-    @property
-    def live(self) -> bool:
-        """Whether it goes on."""
-        ...
-
-    def facts(self) -> RecordedRun:
-        """What is known beside the records."""
-        ...
-
-    def snapshot(self) -> Answer | None:
-        """The run now, in the event loop's thread; None: as of its last record."""
-        ...
-
-    def decisions(self, since: float, until: float) -> list[tuple[float, Decision]]:
-        """The decisions against members from `since` to `until` (seconds since 1970), with their times; blocks."""
-        ...
-
-    def pending(self) -> CommitRecord | None:
-        """The record of the last commit, while it is not complete and not among `records` yet."""
-        ...
-
-    def at_work(self) -> dict[str, AtWork]:
-        """What each node told of its inner steps, when it last took some."""
-        ...
-
-    def now(self) -> float:
-        """Seconds since 1970."""
-        ...
-
-    def failures(self) -> list[Failure]:
-        """The failures of members that are not over, or were over lately; in the event loop's thread."""
-        ...
-
-    def round_trips(self) -> dict[NodeId, dict[NodeId, float]]:
-        """Seconds between members, as far as they are known."""
-        ...
-
-    def contributions(self, limit: int, offset: int) -> Answer:
-        """Who contributed how much: so many accounts of owners and of nodes, behind the first `offset`; blocks."""
-        ...
-
-    def account(self, node: NodeId) -> Answer | None:
-        """What one node contributed; None: it has no account. Blocks."""
-        ...
-
-    def over(self) -> bool:
-        """Whether the process is about to end: streams end."""
-        ...
-
-    def crowded(self) -> bool:
-        """Whether members wait for what the process does beside answering here: then answers wait for a while."""
-        ...
 
 
 class NotThere(AtollError):

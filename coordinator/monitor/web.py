@@ -32,15 +32,8 @@ from starlette.routing import BaseRoute, Route
 
 from atoll.comm.errors import AtollError
 from atoll.coordinator.monitor.page_file import page_file
-from atoll.coordinator.monitor.run_answers import (
-    CALM_POLL,
-    MAX_CALM_WAIT,
-    Answer,
-    NotThere,
-    Query,
-    RunAnswers,
-    RunSource,
-)
+from atoll.coordinator.monitor.run_answers import CALM_POLL, MAX_CALM_WAIT, NotThere, Query, RunAnswers
+from atoll.coordinator.monitor.run_source import Answer, RunSource
 from atoll.coordinator.monitor.snapshot_feed import SnapshotFeed
 
 # Seconds that an answer of /api/run is good for, or, where that is longer, so many times what it took to make.

@@ -4,8 +4,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.comm.config.data import DataKind
 from atoll.comm.config.engine import Engine
-from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite
 from atoll.node.checkpoint.disk_budget import disk_need

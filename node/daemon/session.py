@@ -24,7 +24,8 @@ from atoll.comm.peer_names import PORT
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.signatures import PrivateKey
 from atoll.comm.transport.certificates import Certificate, load_or_make
-from atoll.comm.transport.data_plane import DataPlane, StateSource
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.fetch_server import StateSource
 from atoll.comm.transport.key_ring import RunKey
 from atoll.comm.transport.tls import TlsContexts
 from atoll.node.config import NodeConfig

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from atoll.comm.config.run import DataSetConfig, RunConfig
+from atoll.comm.config.data import DataSetConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig

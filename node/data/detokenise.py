@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.config.data import DataKind
+from atoll.comm.config.run import RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.node.data.dataset import DataSetSource

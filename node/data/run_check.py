@@ -6,7 +6,8 @@ reached from here is no error: nodes may reach it, or have the data set in a fol
 
 from collections.abc import Callable
 
-from atoll.comm.config.run import DataKind, DataSetConfig, RunConfig
+from atoll.comm.config.data import DataKind, DataSetConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.node.data.dataset import Slice, check_fits, check_one_tokenizer
 from atoll.node.data.manifest import DIGESTS_SUFFIX, MANIFEST, MAX_MANIFEST_BYTES, Manifest

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.config.data import DataKind
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.config import NodeConfig
 from atoll.node.data.dataset import check_data_sets, open_data_sets

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.config.data import DataKind
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data.order import permuted

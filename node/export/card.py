@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.comm.config.data import DataKind
 from atoll.comm.config.engine import Engine
-from atoll.comm.config.run import DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.node.export.model_files import ModelFiles
 from atoll.node.export.tokenizer import DataSource
 from atoll.node.export.weights import StateFacts, WeightDtype

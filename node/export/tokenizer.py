@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.comm.config.run import DataConfig, RunConfig
+from atoll.comm.config.data import DataConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.data.manifest import MANIFEST, MAX_MANIFEST_BYTES, TOKENIZER, Manifest

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from atoll.comm.config.data import DataKind
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.load import load_run
-from atoll.comm.config.run import DataKind
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand, installed, lacking

@@ -12,10 +12,11 @@ from click.testing import CliRunner, Result
 from data_sets import web_server, write_data_set
 from journal_contents import record
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.hf_config import to_hf
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, Unreachable
 from atoll.comm.ids import NodeId

@@ -17,10 +17,11 @@ from click.testing import CliRunner
 from control_nodes import Coordinator, coordinator
 
 from atoll.comm import extras
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.load import load_dataclass
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.round_time import exchanged_bytes
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.rate_limits import RateLimit

@@ -12,9 +12,10 @@ import pytest
 from plugin_packages import install_sample, write_package
 from trainers import launched, order, small
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OuterConfig
-from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
+from atoll.comm.config.run import InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import Device, NodeConfig
 from atoll.node.daemon.entrance import settings_for

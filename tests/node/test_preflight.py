@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.comm.config.data import DataConfig, DataKind, DataSetConfig
 from atoll.comm.config.hf import HfConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OverlapConfig
-from atoll.comm.config.run import (
-    CheckpointConfig,
-    CodecName,
-    DataConfig,
-    DataKind,
-    DataSetConfig,
-    InnerConfig,
-    OptimizerName,
-    ReduceConfig,
-    RunConfig,
-)
+from atoll.comm.config.run import CheckpointConfig, CodecName, InnerConfig, OptimizerName, ReduceConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import preflight

@@ -13,19 +13,12 @@ from click.testing import CliRunner
 
 from atoll import configs
 from atoll.comm.codecs.codec import NonFinite
+from atoll.comm.config.data import DataConfig
 from atoll.comm.config.load import load_run
 from atoll.comm.config.methods import check_real, simulated_only
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
-from atoll.comm.config.run import (
-    CodecName,
-    DataConfig,
-    InnerConfig,
-    OptimizerName,
-    ReduceConfig,
-    RoundsConfig,
-    RunConfig,
-)
+from atoll.comm.config.run import CodecName, InnerConfig, OptimizerName, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig

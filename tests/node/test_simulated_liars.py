@@ -9,17 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.chunks import Chunks
+from atoll.comm.config.data import DataConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OuterConfig
-from atoll.comm.config.run import (
-    CodecName,
-    DataConfig,
-    InnerConfig,
-    OptimizerName,
-    ReduceConfig,
-    RoundsConfig,
-    RunConfig,
-)
+from atoll.comm.config.run import CodecName, InnerConfig, OptimizerName, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.evidence import Consequence, Offence
 from atoll.node.config import NodeConfig

@@ -21,10 +21,10 @@ from sim.service import Service, copy
 from sim.truth import CHUNK, Mean, Truth, digest
 
 from atoll.comm.chunks import Chunks
+from atoll.comm.config.data import DataConfig
 from atoll.comm.config.outer import OuterConfig, OverlapConfig, WeightName
 from atoll.comm.config.run import (
     CheckpointConfig,
-    DataConfig,
     InnerConfig,
     MembersConfig,
     ReduceConfig,

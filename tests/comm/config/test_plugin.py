@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from plugin_packages import write_package
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OuterConfig
 from atoll.comm.config.plugin import Plugin, PluginGroup
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig, check, from_json, to_json
+from atoll.comm.config.run import RunConfig, check, from_json, to_json
 from atoll.comm.errors import ConfigError, ResourceError
 
 GROUP = PluginGroup.MODELS

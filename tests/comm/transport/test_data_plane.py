@@ -14,7 +14,7 @@ from atoll.comm.digest import digest
 from atoll.comm.errors import ResourceError, Unreachable
 from atoll.comm.ids import Round
 from atoll.comm.peer_names import host_of_peer
-from atoll.comm.transport import data_plane, frames
+from atoll.comm.transport import fetch_server, frames
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import DonorLost, FetchClient, FetchItem, NotAvailable
@@ -78,7 +78,7 @@ def test_state_is_packed_only_when_that_is_smaller() -> None:
 def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
     fast: float, on: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_plane, "FAST_PATH_RATE", fast)
+    monkeypatch.setattr(fetch_server, "FAST_PATH_RATE", fast)
 
     async def body() -> None:
         async with two_planes(up=10e6) as (a, b), FetchClient(b, A, a.address) as fetcher:

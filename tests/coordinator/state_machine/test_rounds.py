@@ -11,8 +11,9 @@ import pytest
 import scenario
 
 from atoll.comm.bitmap import bitmap
+from atoll.comm.config.data import DataConfig
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.run import DataConfig, InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config.run import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Fence

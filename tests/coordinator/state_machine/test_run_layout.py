@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from atoll import configs
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.hf_config import FAMILIES, to_model
 from atoll.comm.config.load import load_run
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig, PatternName
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.config.security import SecurityConfig
 from atoll.coordinator.state_machine.run_layout import LayoutRule, RunLayout, config_layout, layout_digest
 from atoll.node.outer.layout import flat_order, fragments_and_chunks

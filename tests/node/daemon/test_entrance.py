@@ -13,8 +13,9 @@ import grpc
 import pytest
 from control_nodes import Coordinator, coordinator
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Refused, RefusedForNow, ResourceError, Unreachable
 from atoll.comm.ids import NO_PIN
 from atoll.comm.invite import Invite

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from data_sets import END, WebServer, document_tokens, web_server, write_data_set
 
+from atoll.comm.config.data import DataConfig, DataKind, DataSetConfig
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.run import DataConfig, DataKind, DataSetConfig, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import NodeConfig

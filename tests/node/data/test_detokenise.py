@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from corpora import InlinePool, built, jsonl, tokenizer_folder
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.digest import digest
 from atoll.node.config import NodeConfig
 from atoll.node.data import build

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data.samples import Array, Sample, Source

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from trainers import DEADLINE, Node, launched, order, small
 
-from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, MembersConfig, OptimizerName, RunConfig
+from atoll.comm.config.data import DataConfig, DataKind
+from atoll.comm.config.run import InnerConfig, MembersConfig, OptimizerName, RunConfig
 from atoll.node import trainer_channel as channel
 from atoll.node.participant.lr_schedule import learning_rate
 

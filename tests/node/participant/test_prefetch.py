@@ -13,8 +13,9 @@ import pytest
 import torch
 from data_sets import WebServer, web_server, write_data_set
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import fetch

@@ -11,7 +11,8 @@ from data_sets import WebServer, web_server, write_data_set
 from numpy.typing import NDArray
 from trainers import Node, launched, order, small
 
-from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RunConfig
+from atoll.comm.config.data import DataConfig, DataKind
+from atoll.comm.config.run import InnerConfig, OptimizerName, RunConfig
 from atoll.node.trainer_channel import Evaluate, Evaluated, Initialise, Initialised, Progress, Ready
 
 

@@ -14,8 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from trainers import DEADLINE, FAR, Node, launched, order, small
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.outer import FragmentsConfig, OverlapConfig, TakeName
-from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
+from atoll.comm.config.run import InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.leases import remaining, samples
 from atoll.node import trainer_channel

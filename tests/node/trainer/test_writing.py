@@ -8,8 +8,9 @@ import pytest
 import torch
 from trainers import launched, small
 
+from atoll.comm.config.data import DataConfig, DataKind
 from atoll.comm.config.model import ModelConfig
-from atoll.comm.config.run import DataConfig, DataKind, RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.node import trainer_channel
 from atoll.node.config import NodeConfig
 from atoll.node.data.detokenise import NoText, detokeniser
