@@ -28,7 +28,7 @@ def test_a_nodes_limits_are_those_of_its_data_plane(tmp_path: Path) -> None:
         ) as member:
             plane = member.plane
             assert (plane._up.rate, plane._down.rate) == (2e6, 1e6)
-            assert (plane.peers.fixed_streams, plane._congestion) == (3, "reno")
+            assert (plane.peers.fixed_streams, plane._answers._congestion) == (3, "reno")
 
     asyncio.run(body())
 
