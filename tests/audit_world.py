@@ -61,8 +61,9 @@ from atoll.comm.signatures import PrivateKey
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.changes import fail_attempt
 from atoll.coordinator.state_machine.members import put
-from atoll.coordinator.state_machine.state import Audit, Phase, State, fail_attempt
+from atoll.coordinator.state_machine.state import Audit, Phase, State
 from atoll.coordinator.state_machine.step import step
 
 CHUNKS = 16

@@ -19,7 +19,8 @@ from atoll.coordinator.service.failures import sentences
 from atoll.coordinator.service.goodput import BUCKETS, compute_utilisation, fleet_goodput
 from atoll.coordinator.service.telemetry import Telemetry, Vitals
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.state import State, with_member
+from atoll.coordinator.state_machine.changes import with_member
+from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
 VERBS = {"train": "inner", "rest": "waiting"}

@@ -48,10 +48,11 @@ from atoll.coordinator.state_machine.auditors import (
     name_auditors,
     seconds_to_answer,
 )
+from atoll.coordinator.state_machine.changes import with_round
 from atoll.coordinator.state_machine.conduct import charge, strike_part, unaudited_lately
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
 from atoll.coordinator.state_machine.newcomers import excused
-from atoll.coordinator.state_machine.state import Audit, RoundState, SealedBytes, State, order, with_round
+from atoll.coordinator.state_machine.state import Audit, RoundState, SealedBytes, State, order
 
 MIN_ABLE = 3  # members that can be dialled, for any audit
 UNAUDITED_FACTOR = 8.0  # times as often as others' chunks are drawn, where an audit came to no end lately

@@ -27,9 +27,10 @@ from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.audit_voices import Voice, VoiceKind, given_alike, given_by_others, voice_of
 from atoll.coordinator.state_machine.auditors import MIN_VOICES, able_auditors
+from atoll.coordinator.state_machine.changes import fail_attempt, with_round
 from atoll.coordinator.state_machine.conduct import charge, remember_unaudited
 from atoll.coordinator.state_machine.events import Effect, Note
-from atoll.coordinator.state_machine.state import Audit, Phase, State, fail_attempt, order, with_round
+from atoll.coordinator.state_machine.state import Audit, Phase, State, order
 
 _Accusers = dict[int, list[NodeId]]  # by the place of whom they speak
 

@@ -28,19 +28,12 @@ from collections.abc import Mapping
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.changes import remove, with_member
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.events import Effect, Note
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.run_layout import RunLayout
-from atoll.coordinator.state_machine.state import (
-    Beginning,
-    Phase,
-    RoundState,
-    State,
-    most_common,
-    remove,
-    with_member,
-)
+from atoll.coordinator.state_machine.state import Beginning, Phase, RoundState, State, most_common
 
 MAX_CHECKERS = 2  # members that make at the same time what one alone had made
 MAX_STALLS = 6  # times members.stall that who makes state 0 may take in all before another is asked, too

@@ -17,9 +17,10 @@ from atoll.comm.replace import replace
 from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.changes import with_round
 from atoll.coordinator.state_machine.conduct import leave_exchange
 from atoll.coordinator.state_machine.events import Effect, Note, Paused
-from atoll.coordinator.state_machine.state import State, exchanges, with_round
+from atoll.coordinator.state_machine.state import State, exchanges
 
 
 def record_pause(state: State, event: Paused, now: float, out: list[Effect]) -> State:

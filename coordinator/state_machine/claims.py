@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.state_machine.changes import with_round
 from atoll.coordinator.state_machine.events import Contribution, Effect, Note
 from atoll.coordinator.state_machine.members import Member
-from atoll.coordinator.state_machine.state import RoundState, State, with_round
+from atoll.coordinator.state_machine.state import RoundState, State
 
 MIN_PACE_MARGIN = 1.5  # times a measured pace that a node may be faster
 PACE_MEMORY = 0.9  # of the pace that a node was once found to have, which counts in the next round

@@ -35,9 +35,10 @@ from atoll.comm.evidence import Offence as Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.strikes import DELAYS, DOUBTFUL, MIN_PART, PROVEN, Strikes, left_of_strike, remember, strike
+from atoll.coordinator.state_machine.changes import remove
 from atoll.coordinator.state_machine.events import Decision, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState
-from atoll.coordinator.state_machine.state import State, exchanges, remove
+from atoll.coordinator.state_machine.state import State, exchanges
 
 TRAINERS = (MemberState.JOINING, MemberState.RECOVERING, MemberState.SYNCED, MemberState.ACTIVE)
 EXCHANGE_MEMORY_ROUNDS = 20  # committed rounds after which it is forgotten that a member left an exchange

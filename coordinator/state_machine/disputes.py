@@ -27,10 +27,11 @@ from collections.abc import Collection
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.changes import fail_attempt, remove, with_round
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.events import ChunkForged, ChunksMissing, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState
-from atoll.coordinator.state_machine.state import State, fail_attempt, order, remove, with_round
+from atoll.coordinator.state_machine.state import State, order
 
 
 def record_forgery(state: State, event: ChunkForged, out: list[Effect]) -> State:

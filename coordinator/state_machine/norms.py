@@ -34,11 +34,12 @@ from atoll.comm.replace import replace
 from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import audit
 from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.changes import drop_from_round, fail_attempt, with_round
 from atoll.coordinator.state_machine.chunk_owners import able_owners, reachable
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
 from atoll.coordinator.state_machine.events import Effect, Note
 from atoll.coordinator.state_machine.ledger import Ledger, Seal
-from atoll.coordinator.state_machine.state import Look, State, drop_from_round, fail_attempt, order, with_round
+from atoll.coordinator.state_machine.state import Look, State, order
 from atoll.coordinator.state_machine.weights import scales
 
 Place = int  # in the ledger's entries

@@ -27,6 +27,7 @@ from atoll.coordinator.state_machine import (
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.changes import fail_attempt, marked, with_member, with_round
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
 from atoll.coordinator.state_machine.claims import with_counted_work, with_timely_claims
 from atoll.coordinator.state_machine.credit import CreditBook, Work
@@ -54,11 +55,7 @@ from atoll.coordinator.state_machine.state import (
     RoundState,
     State,
     count,
-    fail_attempt,
-    marked,
     order,
-    with_member,
-    with_round,
 )
 from atoll.coordinator.state_machine.state_sync import publish
 from atoll.coordinator.state_machine.weights import clips, scales

@@ -16,6 +16,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import beginning, late_work, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.changes import marked, remove, start_over, with_member, with_round
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, contributors, owes_time
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
@@ -30,19 +31,7 @@ from atoll.coordinator.state_machine.participants import (
     saving_bytes,
     without_steps,
 )
-from atoll.coordinator.state_machine.state import (
-    Grace,
-    Phase,
-    RoundState,
-    State,
-    count,
-    marked,
-    order,
-    remove,
-    start_over,
-    with_member,
-    with_round,
-)
+from atoll.coordinator.state_machine.state import Grace, Phase, RoundState, State, count, order
 
 ASIDE_REASON = "its work is not taken for now, for what is held against it (atoll blame)"
 MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once

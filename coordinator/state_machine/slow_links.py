@@ -14,10 +14,11 @@ from collections.abc import Sequence
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.state_machine.changes import with_round
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
 from atoll.coordinator.state_machine.events import Effect, Note
 from atoll.coordinator.state_machine.members import Member
-from atoll.coordinator.state_machine.state import State, order, with_round
+from atoll.coordinator.state_machine.state import State, order
 
 EXTRA_SHARE = 0.1  # of the round's inner time
 MIN_EXTRA_SECONDS = 15.0

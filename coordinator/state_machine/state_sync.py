@@ -14,6 +14,7 @@ from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import beginning, inquiry, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.changes import remove, with_member, with_round
 from atoll.coordinator.state_machine.events import (
     Effect,
     LayoutReported,
@@ -24,17 +25,7 @@ from atoll.coordinator.state_machine.events import (
 )
 from atoll.coordinator.state_machine.members import VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.run_layout import RunLayout
-from atoll.coordinator.state_machine.state import (
-    TRAINING,
-    Phase,
-    State,
-    count,
-    most_common,
-    order,
-    remove,
-    with_member,
-    with_round,
-)
+from atoll.coordinator.state_machine.state import TRAINING, Phase, State, count, most_common, order
 
 VERIFIES = "replays what it is told to"
 

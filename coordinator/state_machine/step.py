@@ -40,6 +40,7 @@ from atoll.coordinator.state_machine import (
     state_sync,
 )
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.changes import drop_from_round, remove, with_member, with_round
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import (
     AuditReported,
@@ -82,7 +83,7 @@ from atoll.coordinator.state_machine.events import (
 )
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.participants import counted
-from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
+from atoll.coordinator.state_machine.state import Phase, State
 
 # Events that change one member at most: then only its state is settled (`state_sync.settle_one`).
 EVENTS_OF_ONE_MEMBER = (

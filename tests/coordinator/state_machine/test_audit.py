@@ -20,7 +20,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.state import fail_attempt
+from atoll.coordinator.state_machine.changes import fail_attempt
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
 

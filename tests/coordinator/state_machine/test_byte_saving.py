@@ -9,8 +9,9 @@ from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.changes import fail_attempt, with_round
 from atoll.coordinator.state_machine.conduct import EXCHANGE_MEMORY_ROUNDS, left_exchange_lately, may_own
-from atoll.coordinator.state_machine.state import State, fail_attempt, with_round
+from atoll.coordinator.state_machine.state import State
 
 A, B, C = NodeId("n1"), NodeId("n2"), NodeId("n3")
 

@@ -13,8 +13,9 @@ from atoll.coordinator.causes.account import Account
 from atoll.coordinator.causes.observations import Observations
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.audit_voices import parties
+from atoll.coordinator.state_machine.changes import with_member
 from atoll.coordinator.state_machine.ledger import Seal
-from atoll.coordinator.state_machine.state import Audit, Inquiry, Replay, ReplayBook, State, with_member
+from atoll.coordinator.state_machine.state import Audit, Inquiry, Replay, ReplayBook, State
 from atoll.coordinator.state_machine.step import step
 
 A, B = NodeId("n1"), NodeId("n2")

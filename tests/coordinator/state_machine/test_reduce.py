@@ -8,7 +8,8 @@ from atoll.comm.plan import Fence
 from atoll.comm.replace import replace
 from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.state import Phase, drop_from_round
+from atoll.coordinator.state_machine.changes import drop_from_round
+from atoll.coordinator.state_machine.state import Phase
 
 A, B, C, D, NOBODY = (NodeId(f"n{i}") for i in (1, 2, 3, 4, 9))
 NAMES = ["ada", "bo", "cy", "dee"]

@@ -34,7 +34,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who contributed and is gone is forgotten before the round commits",
-        C + "state_machine/state.py",
+        C + "state_machine/changes.py",
         "return tuple(n for n in oldest if n not in entered)",
         "return oldest",
         CREDIT,

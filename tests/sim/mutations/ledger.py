@@ -53,7 +53,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who came back still holds what it held",
-        C + "state_machine/state.py",
+        C + "state_machine/changes.py",
         "completions={n: h for n, h in r.completions.items() if n != node},",
         "completions=r.completions,",
         10,

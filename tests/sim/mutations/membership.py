@@ -71,7 +71,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a model stays where only a reducer does",
-        C + "state_machine/state.py",
+        C + "state_machine/changes.py",
         "m.state in WITHOUT_MODEL",
         "m.state is MemberState.JOINING",
         "tests/coordinator/state_machine/test_beginning.py::test_what_one_told_who_is_gone_is_forgotten_though_a_reducer_is_there",

@@ -176,14 +176,14 @@ MUTATIONS = [
     # Leases
     Mutation(
         "a lease is not released when its node leaves",
-        C + "state_machine/state.py",
+        C + "state_machine/changes.py",
         "        state = replace(state, leases=data.release(_used(state, node), node))",
         "        pass",
         3,
     ),
     Mutation(
         "samples of one that left and may be committed are leased again",
-        C + "state_machine/state.py",
+        C + "state_machine/changes.py",
         "data.release(_used(state, node), node)",
         "data.release(state.leases, node)",
         10,
