@@ -113,11 +113,11 @@ DOORS: dict[str, str] = {
     "rate_limits readiness receipts replace roster rounding signatures status_line strangers strikes terminal "
     "workers xdg",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc checkup_pb2 checkup_pb2_grpc join_proof packed_plan report_stream",
-    "comm.config": "beginning engine hf hf_config load methods model model_source outer parameters plugin "
+    "comm.config": "beginning data engine hf hf_config load methods model model_source outer parameters plugin "
     "round_time rules run security shipped",
     "comm.codecs": "codec factory warm_up zstd",
-    "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames key_ring path_tally "
-    "peer_links stream_policy tls",
+    "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client fetch_server frames key_ring "
+    "path_tally peer_links stream_policy tls",
     "comm.allreduce": "auditor delta_encoder delta_samples input_signer listener reduction sealing",
     "coordinator.door": "front_door ports",
     "coordinator.history": "archived_records record_archive record_codec record_store segment series",

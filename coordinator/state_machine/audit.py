@@ -16,7 +16,7 @@ little.
 `auditors` names them, `audit_voices` says what the word of each comes to, `audit_verdict` what follows from all.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import log
 
 from atoll.comm.digest import digest
@@ -49,14 +49,22 @@ from atoll.coordinator.state_machine.auditors import (
     seconds_to_answer,
 )
 from atoll.coordinator.state_machine.changes import with_round
-from atoll.coordinator.state_machine.conduct import charge, strike_part, unaudited_lately
+from atoll.coordinator.state_machine.conduct import (
+    charge,
+    lend_time,
+    remember_unaudited,
+    strike_part,
+    unaudited_lately,
+)
 from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
+from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.newcomers import excused
 from atoll.coordinator.state_machine.state import Audit, RoundState, SealedBytes, State, order
 
 MIN_ABLE = 3  # members that can be dialled, for any audit
 UNAUDITED_FACTOR = 8.0  # times as often as others' chunks are drawn, where an audit came to no end lately
 DOUBTS = 2  # chunks of an attempt that one member has audited by saying that they are too long
+UNTOLD_SECONDS = 2.0  # in which a relay's word may be on its way
 LEAST_LOT = 2.0**-128
 ENOUGH_VOICES = 2  # that a chunk is too long
 MAX_DOUBLINGS = 2  # of the time for an answer, with each in a row that does not come
@@ -133,37 +141,65 @@ def doubt(state: State, event: SealOutsized, now: float, out: list[Effect]) -> S
     return _look_into(state, c, now)
 
 
-def look_into_untold(state: State, now: float, out: list[Effect]) -> State:
-    """All hold all that is sealed, and said so after whatever they had to tell. Where a relay told nothing of a
-    mean that is in it, or that it is of other inputs, it lies, or the owner that sealed what it did not sum: three
-    look who it is. Where they cannot, or did, neither sums anything more in this round, and others do."""
-    r, ledger = state.round, state.round.ledger
-    untold = [c for c in ledger.layered if c in ledger.sealed and not book.is_told(ledger, c)]
-    if not untold:
-        return state
-    c = min(untold)
-    by, relays = ledger.sealed[c].by, [i for i, norms in book.told_by_relays(ledger, c).items() if not norms]
-    who, looked = (
-        [ledger.entries[i].node for i in relays],
-        c in r.audited and bool(r.audited[c].sums.keys() & relays),
-    )
-    why = f"{state.names(who)} told nothing of what it is to have summed of chunk {c}, sealed by {state.name(by)}"
-    if not looked and all(n in r.completions for n in who) and _is_shown(state, c):
-        out.append(Note(f"round {r.number}: {why}: it is looked into"))
-        return _open(state, c, MIN_VOICES, now, untold=True)
-    out.append(Note(f"round {r.number}: {why}: it is reduced again"))
-    state = with_round(state, replace(r, distrusted=r.distrusted.union(who, [by])))
-    return start_over(withdraw_seals(state, {by, *who}, untold), why, now)
-
-
-def look_closer(state: State, chunks: Sequence[int], count: int, weights: Sequence[float], now: float) -> State:
-    """Audit so many of these sealed chunks, drawn by their weights, by three; the same state where none can be."""
-    able = [(c, w) for c, w in zip(chunks, weights, strict=True) if w > 0 and _is_shown(state, c)]
-    # Efraimidis & Spirakis 2006, algorithm A: u**(1 / w), of which the largest are drawn
-    drawn = sorted(able, key=lambda of: log(max(lot(state, b"norm", of[0]), LEAST_LOT)) / of[1], reverse=True)
-    for c, _ in drawn[:count]:
-        state = _open(state, c, MIN_VOICES, now)
+def compare_told(state: State, chunks: Iterable[int], now: float) -> State:
+    """Relays told of what they summed of these chunks: hold it to what auditors found of them, or will."""
+    for c in dict.fromkeys(chunks):
+        if c in state.round.ledger.sealed and c in state.round.audits.keys() | state.round.audited.keys():
+            if is_shown(state, c):
+                state = _open(state, c, MIN_VOICES, now)
     return state
+
+
+def untold(state: State) -> list[int]:
+    """The sealed chunks of which a relay whose mean is in them did not tell what that is of, or told it of other
+    inputs."""
+    ledger = state.round.ledger
+    return sorted(c for c in ledger.layered if c in ledger.sealed and not book.is_told(ledger, c))
+
+
+def look_into_untold(state: State, chunks: Sequence[int], now: float, out: list[Effect]) -> State:
+    """All hold all that is sealed, and still a relay tells nothing of what it is to have summed. It may be on its
+    way, for a moment; else three look whether it did: its owner may have sealed what nobody summed. If it did, the
+    round goes on without its sums, and it is charged with the time; what it told of other inputs convicts it."""
+    r, ledger = state.round, state.round.ledger
+    assert r.plan is not None
+    c, held = chunks[0], max(r.plan.held_at.values(), default=now)
+    if now < held + UNTOLD_SECONDS:
+        return state
+    by, told = ledger.sealed[c].by, book.told_by_relays(ledger, c)
+    who = [ledger.entries[i].node for i, norms in told.items() if not norms]
+    why = f"{state.names(who)} told nothing of what it is to have summed of chunk {c}, sealed by {state.name(by)}"
+    if c not in r.untold and is_shown(state, c):
+        out.append(Note(f"round {r.number}: {why}: it is looked into"))
+        return _open(with_round(state, replace(r, untold=r.untold | {c})), c, MIN_VOICES, now)
+    summed = c in r.untold and was_found_well(state, c)
+    nodes = who if summed else [*who, by]
+    state = remember_unaudited(with_round(state, replace(r, distrusted=r.distrusted.union(nodes))), nodes)
+    for node in who if summed else ():
+        state = lend_time(state, node, now - held)
+        sentence = f"it told nothing of what it summed of chunk {c}"
+        part = strike_part(state, now - held)
+        state = charge(state, node, Evidence(r.number, Offence.SILENT, sentence, part=part), out)
+    out.append(Note(f"round {r.number}: {why}: it is reduced again"))
+    return start_over(withdraw_seals(state, set(nodes), chunks), why, now)
+
+
+def look_closer(
+    state: State, weights: Mapping[int, float], count: int, now: float
+) -> tuple[State, tuple[int, ...]]:
+    """Have so many of these sealed chunks audited, drawn by their weights, by three; and which these are: of those
+    that can be audited, and were not found well."""
+    able = [c for c, w in weights.items() if w > 0 and is_shown(state, c) and not was_found_well(state, c)]
+    # Efraimidis & Spirakis 2006, algorithm A: u**(1 / w), of which the largest are drawn
+    able.sort(key=lambda c: log(max(lot(state, b"norm", c), LEAST_LOT)) / weights[c], reverse=True)
+    for c in able[:count]:
+        state = _open(state, c, MIN_VOICES, now)
+    return state, tuple(able[:count])
+
+
+def can_be(state: State) -> bool:
+    """Whether the round has audits, and enough members for any."""
+    return bool(state.round.salt) and len(able_auditors(state)) >= MIN_ABLE
 
 
 def was_found_well(state: State, c: int) -> bool:
@@ -171,10 +207,15 @@ def was_found_well(state: State, c: int) -> bool:
     audit, seal = state.round.audited.get(c), state.round.ledger.sealed.get(c)
     if audit is None or seal is None or (audit.since, audit.digest) != (seal.since, seal.digest):
         return False
-    return audit.norms == seal.norms and audit.sums == book.told_by_relays(state.round.ledger, c)
+    return audit.norms == seal.norms and audit.sums == _sums(state.round.ledger, c)
 
 
-def _is_shown(state: State, c: int) -> bool:
+def _sums(ledger: Ledger, c: int) -> dict[int, bytes]:
+    """What relays told of a sealed chunk, those that told something."""
+    return {place: norms for place, norms in book.told_by_relays(ledger, c).items() if norms is not None}
+
+
+def is_shown(state: State, c: int) -> bool:
     """Whether the chunk can be audited, and its owner has a receipt of it."""
     ledger = state.round.ledger
     seal = ledger.sealed[c]
@@ -214,9 +255,8 @@ def _reduce_again(state: State, c: int, now: float) -> State:
     return start_over(withdraw_seals(state, {seal.by}, [c]), why, now)
 
 
-def _open(state: State, c: int, auditors: int, now: float, *, untold: bool = False) -> State:
-    """Begin the audit of a sealed chunk, or have it done by more. Who has looked at it has spoken. `untold`: what
-    relays did not tell is not well."""
+def _open(state: State, c: int, auditors: int, now: float) -> State:
+    """Begin the audit of a sealed chunk, or have it done by more. Who has looked at it has spoken."""
     ledger, audit = state.round.ledger, state.round.audits.get(c, state.round.audited.get(c))
     seal, shown_by = ledger.sealed[c], parties(state, c, ledger.sealed[c].inputs)
     assert shown_by is not None  # else it cannot be audited
@@ -230,8 +270,7 @@ def _open(state: State, c: int, auditors: int, now: float, *, untold: bool = Fal
         audit = Audit(
             c, ledger.since[c], seal.by, seal.digest, seal.inputs, shown_by, seconds, auditors, seal.norms
         )
-    sums = {place: norms for place, norms in book.told_by_relays(ledger, c).items() if norms or untold}
-    audit = replace(audit, wanted=auditors, sums=sums)
+    audit = replace(audit, wanted=max(auditors, audit.wanted), sums=_sums(ledger, c))
     return _put(state, name_auditors(state, audit, auditors, now))
 
 

@@ -19,7 +19,7 @@ anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from atoll.comm.evidence import Evidence, Offence
 from atoll.comm.ids import NodeId
@@ -56,6 +56,9 @@ def reach_verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> 
         if 2 * len(against) <= total:
             continue
         if not enough or 2 * len(against) <= able:
+            silent = _accused(state, voices)
+            if silent and (makers := _found_by_those_who_could(state, voices, silent)):
+                return _hold_to_account(state, audit, makers, silent, now, out)
             why = f"{state.names(against)} found another chunk {c} than {state.name(audit.owner)} sealed"
             return void_seals(state, audit, why, now, out, doubted=True)
         for node in of[VoiceKind.WELL]:
@@ -65,7 +68,7 @@ def reach_verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> 
         said = (("by", " ".join(against)), ("of", str(total)))
         same = audit.voices[against[0]].digest == audit.digest
         if kind is VoiceKind.RELAY and same:
-            what = "other norms" if audit.sums.get(place) else "nothing, or of other inputs,"
+            what = "other norms" if audit.sums.get(place) else "of other inputs"
             sentence = f"it told {what} of what it summed of chunk {c} for its region than that has"
         elif kind is VoiceKind.RELAY:
             sentence = f"it summed chunk {c} for its region as something other than its inputs come to"
@@ -81,13 +84,11 @@ def _without_end(
     state: State, audit: Audit, voices: Mapping[NodeId, Voice], now: float, out: list[Effect]
 ) -> State:
     """No majority says that it is well, or what else it is."""
-    makers, silent, against = {audit.parties.owner, *audit.parties.relays}, _Accusers(), _Accusers()
+    makers, against = {audit.parties.owner, *audit.parties.relays}, _Accusers()
+    silent = _accused(state, voices)
     for node, voice in voices.items():
-        if voice.kind is VoiceKind.WELL or state.round.ledger.entries[voice.place].node == node:
-            continue  # nobody speaks of itself
-        against.setdefault(voice.place, []).append(node)
-        if voice.kind is VoiceKind.SILENT:
-            silent.setdefault(voice.place, []).append(node)
+        if voice.kind is not VoiceKind.WELL and state.round.ledger.entries[voice.place].node != node:
+            against.setdefault(voice.place, []).append(node)  # nobody speaks of itself
     # Who made it, and gives some its receipt and others none, so that neither are a majority, is found by both.
     for place, of in (*((place, against[place]) for place in sorted(makers & against.keys())), *silent.items()):
         others = len([n for n in voices if n != state.round.ledger.entries[place].node]) + len(audit.busy)
@@ -96,13 +97,8 @@ def _without_end(
         if len(voices) >= MIN_VOICES and 2 * len(of) == others and place not in makers:
             return go_on_without(state, audit, place, True, now, out)  # who shows half of them what it has, too
     accused = max(silent, key=lambda p: len(silent[p]), default=-1)
-    if accused >= 0 and (makers_ := _found_by_those_who_could(state, voices, silent)):
-        sentence = (
-            f"most auditors that were shown all of chunk {audit.chunk} found something else than it made of it"
-        )
-        for node in makers_:
-            state = charge(state, node, Evidence(state.round.number, Offence.UNSHOWN, sentence), out)
-        return go_on_without(state, audit, accused, True, now, out)
+    if silent and (liars := _found_by_those_who_could(state, voices, silent)):
+        return _hold_to_account(state, audit, liars, silent, now, out)
     told = sum(voice.kind in (VoiceKind.OTHER, VoiceKind.RELAY) for voice in voices.values())
     if accused >= 0 and len(silent[accused]) >= told:
         well = any(voice.kind is VoiceKind.WELL for voice in voices.values())
@@ -113,16 +109,36 @@ def _without_end(
     return void_seals(state, audit, why, now, out, doubted=True)
 
 
-def _found_by_those_who_could(
-    state: State, voices: Mapping[NodeId, Voice], silent: Collection[int]
-) -> list[NodeId]:
+def _accused(state: State, voices: Mapping[NodeId, Voice]) -> _Accusers:
+    """Of whom some say that they show nothing."""
+    found = _Accusers()
+    for node, voice in voices.items():
+        if voice.kind is VoiceKind.SILENT and state.round.ledger.entries[voice.place].node != node:
+            found.setdefault(voice.place, []).append(node)
+    return found
+
+
+def _found_by_those_who_could(state: State, voices: Mapping[NodeId, Voice], silent: _Accusers) -> list[NodeId]:
     """Who made what most of those who could recompute it found to be something else, three of them or more. Who
-    shows some what it does not show others has no voice: it keeps these from being a majority of all."""
+    shows some what it does not show others does not keep these from being a majority by calling it well."""
     entries = state.round.ledger.entries
     hiding = {entries[place].node for place in silent}
-    able = [voice for n, voice in voices.items() if n not in hiding and voice.kind is not VoiceKind.SILENT]
+    kept = ((n, v) for n, v in voices.items() if v.kind is not VoiceKind.SILENT)
+    able = [v for n, v in kept if v.kind is not VoiceKind.WELL or n not in hiding]
     against = Counter(voice.place for voice in able if voice.kind in (VoiceKind.OTHER, VoiceKind.RELAY))
     return [entries[place].node for place, k in against.items() if k >= MIN_VOICES and 2 * k > len(able)]
+
+
+def _hold_to_account(
+    state: State, audit: Audit, makers: Iterable[NodeId], silent: _Accusers, now: float, out: list[Effect]
+) -> State:
+    """Those who made what is not well, as most of those found who could, and who hid from most of the others what
+    it is made of."""
+    sentence = f"most auditors that were shown all of chunk {audit.chunk} found something else than it made of it"
+    for node in makers:
+        state = charge(state, node, Evidence(state.round.number, Offence.UNSHOWN, sentence), out)
+    accused = max(silent, key=lambda place: len(silent[place]))
+    return go_on_without(state, audit, accused, len(silent[accused]) > 1, now, out)
 
 
 def _charge_false(state: State, audit: Audit, node: NodeId, out: list[Effect]) -> State:

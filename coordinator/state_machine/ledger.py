@@ -358,16 +358,17 @@ def region_sums(ledger: Ledger, c: int) -> Iterator[RegionSum]:
     return (s for s in ledger.sums.get(c, ()) if s.since == ledger.sealed[c].since)
 
 
-def told_by_relays(ledger: Ledger, c: int) -> dict[int, bytes]:
+def told_by_relays(ledger: Ledger, c: int) -> dict[int, bytes | None]:
     """By the places of the relays whose means are in a sealed chunk, and which are not gone: the norms that each
-    told of what it averaged; empty where it told none, or those of other inputs than were sealed."""
-    seal, found = ledger.sealed[c], dict[int, bytes]()
+    told of what it averaged; empty where it told those of other inputs than were sealed, None where nothing."""
+    seal, found = ledger.sealed[c], dict[int, bytes | None]()
     told = {sum_.by: sum_ for sum_ in region_sums(ledger, c)}
     for place in places(seal.means):
         if not (entry := ledger.entries[place]).gone:
             sum_, region = told.get(entry.node), ledger.regions[place]
             inside = [i for i in places(seal.inputs) if i < len(ledger.regions) and ledger.regions[i] == region]
-            found[place] = sum_.norms if sum_ is not None and list(places(sum_.inputs)) == inside else b""
+            other = sum_ is not None and list(places(sum_.inputs)) != inside
+            found[place] = None if sum_ is None else b"" if other else sum_.norms
     return found
 
 

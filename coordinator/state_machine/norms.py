@@ -24,9 +24,9 @@ in again, its delta stays, clipped by the norm that was seen.
 
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, sqrt
+from math import ceil, fsum, log, log1p, sqrt
 
 from atoll.comm.bitmap import bit, places
 from atoll.comm.ids import NodeId
@@ -45,7 +45,9 @@ from atoll.coordinator.state_machine.weights import scales
 Place = int  # in the ledger's entries
 Voices = dict[NodeId, float]  # who told of one chunk of a delta: the square of its norm
 SLACK = 1.25  # times as long as told a delta may be
-AUDITED_CHUNKS = 4  # of those of which one member may have told too much
+MISSED = 1e-3  # of lies of whole norms that no audit of a sample meets
+MAX_SAMPLE = 16  # chunks of it
+MAX_DOUBTED_ATTEMPT = 3  # of a round, in which others are audited if those are gone that were to be
 EVERYBODY = NodeId("")  # in the place of one voice
 MAX_CLIPS = 2  # times that a delta which the run needs is clipped by what was told of it
 LONGEST = 1e38  # a norm that leaves nothing of a delta
@@ -120,25 +122,52 @@ def _too_long(state: State) -> tuple[list[_Length], list[_Length]]:
 
 
 def _have_audited(state: State, length: _Length, now: float, out: list[Effect]) -> State:
-    """Have some of the chunks audited by which it is too long, once: of each who alone may have told too much, or
-    else of all who told it. Who lies is known by any of them, and what is true is beyond doubt then."""
+    """Have some of the chunks audited by which it is too long: of each who alone may have told too much, or else
+    of all who told it. Who lies is known by any of them, and what is true is beyond doubt then."""
     r, node, of_mean = state.round, length.looks[0].node, length.looks[0].of_mean
-    if not r.salt:
+    if not audit.can_be(state):
         return state
     for voice in sorted(_suspects(state, length), key=order) or [EVERYBODY]:
-        if (node, of_mean, voice) in r.doubted:
+        chunks = r.doubted.get((node, of_mean, voice), ())
+        if chunks and (r.ledger.attempt > MAX_DOUBTED_ATTEMPT or all(c in r.audited for c in chunks)):
             continue
         looks = [look for look in length.looks if voice in (look.voice, EVERYBODY) and look.voice != node]
-        looks = [look for look in looks if not audit.was_found_well(state, look.chunk)]
-        chunks, squares = [look.chunk for look in looks], [look.square for look in looks]
-        asked = audit.look_closer(state, chunks, AUDITED_CHUNKS, squares, now)
-        if asked is not state:
+        count = _sample_size(length, fsum(look.square for look in looks))
+        state, drawn = audit.look_closer(state, {look.chunk: look.square for look in looks}, count, now)
+        if drawn:
             by = "others tell" if voice == EVERYBODY else f"{state.name(voice)} tells"
             told = f"as {by}, its {length.what} is longer than was told"
             out.append(Note(f"round {r.number}: {state.name(node)}: {told}: some of that is audited", node))
-            doubted = asked.round.doubted | {(node, of_mean, voice)}
-            state = with_round(asked, replace(asked.round, doubted=doubted))
+            doubted = state.round.doubted | {(node, of_mean, voice): drawn}
+            state = with_round(state, replace(state.round, doubted=doubted))
     return state
+
+
+def _sample_size(length: _Length, told: float) -> int:
+    """Of how many chunks, drawn by their squares, one at least is a lie but for one in a thousand times, if all is
+    lies by which it is too long."""
+    share = min((length.whole - length.squares) / told, 1 - 1e-9) if told > 0 else 0.0
+    return min(ceil(log(MISSED) / log1p(-share)), MAX_SAMPLE) if share > 0 else MAX_SAMPLE
+
+
+def _is_sampled(state: State, node: NodeId, of_mean: bool, voice: NodeId) -> bool:
+    """Whether what the voice told of this was audited, as far as was drawn, and found to be so."""
+    keys = (node, of_mean, voice), (node, of_mean, EVERYBODY)
+    chunks = (state.round.doubted.get(key, ()) for key in keys)
+    return any(of and all(audit.was_found_well(state, c) for c in of) for of in chunks)
+
+
+def _alone(state: State, by_chunk: Mapping[int, Voices], node: NodeId, of_mean: bool) -> dict[NodeId, float]:
+    """The squares of the chunks of which one alone told, by that one, and which no audit bears out, not even as
+    others of its chunks were drawn: of what can still be audited these stand for all."""
+    found = dict[NodeId, list[float]]()
+    sampled = {v: _is_sampled(state, node, of_mean, v) for v in {v for by in by_chunk.values() for v in by}}
+    for c, by in by_chunk.items():
+        voice = next(iter(by))
+        if len(by) == 1 and voice != node and not audit.was_found_well(state, c):
+            if not (sampled[voice] and audit.is_shown(state, c)):
+                found.setdefault(voice, []).append(by[voice])
+    return {voice: fsum(squares) for voice, squares in found.items()}
 
 
 # What was seen
@@ -232,7 +261,7 @@ def _judge(state: State, length: _Length, out: list[Effect]) -> State:
     sentence = f"its {length.what} has a norm of {sqrt(whole):.3g}, and {length.told:.3g} was told"
     note = f"round {state.round.number}: {state.name(node)}: {sentence}"
     by_chunk = _by_chunk(state, looks)
-    if _is_beyond_doubt(state, by_chunk, node, length.squares):
+    if _is_beyond_doubt(state, length, by_chunk):
         out.append(Note(f"{note}: it is withdrawn", node))
         witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0} - {node}
         return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
@@ -240,7 +269,8 @@ def _judge(state: State, length: _Length, out: list[Effect]) -> State:
     owners = _to_look_again(state, looks, suspects)
     who = state.names(sorted(suspects, key=order))
     if not owners:
-        out.append(Note(f"{note}, by {who} alone, and nobody else can tell: it is left out", node))
+        by = f"by {who} alone" if suspects else "by what hangs on the words of some"
+        out.append(Note(f"{note}, {by}, and nobody else can tell: it is left out", node))
         return _without(state, place, sqrt(whole), Standing.DOUBTED)
     out.append(
         Note(f"{note}, by {who} {'alone' if len(suspects) == 1 else 'or one of them'}: others are to look", node)
@@ -259,25 +289,19 @@ def _by_chunk(state: State, looks: Sequence[Look]) -> dict[int, Voices]:
     return found
 
 
-def _is_beyond_doubt(state: State, by_chunk: dict[int, Voices], node: NodeId, squares: float) -> bool:
-    """Whether the delta of `node` is too long whoever else lies, if one does: the least that anybody told of each
-    chunk, without the chunks of which that one alone told, and no audit."""
-    least, alone = list[float](), dict[NodeId, list[float]]()
-    for c, by in by_chunk.items():
-        least.append(min(by.values()))
-        if len(by) == 1 and node not in by and not audit.was_found_well(state, c):
-            alone.setdefault(next(iter(by)), []).append(least[-1])
-    return fsum(least) - max(map(fsum, alone.values()), default=0.0) > squares
+def _is_beyond_doubt(state: State, length: _Length, by_chunk: Mapping[int, Voices]) -> bool:
+    """Whether it is too long whoever else lies: the least that anybody told of each chunk, without those that hang
+    on one word. Where nothing can be audited one liar is reckoned with, no matter which."""
+    alone = _alone(state, by_chunk, length.looks[0].node, length.looks[0].of_mean).values()
+    doubtful = fsum(alone) if audit.can_be(state) else max(alone, default=0.0)
+    return fsum(min(by.values()) for by in by_chunk.values()) - doubtful > length.squares
 
 
 def _suspects(state: State, length: _Length) -> set[NodeId]:
-    """Who alone may have told too much, of what no audit found to be so."""
-    by_voice = dict[NodeId, list[float]]()
-    for look in length.looks:
-        if not audit.was_found_well(state, look.chunk):
-            by_voice.setdefault(look.voice, []).append(look.square)
-    excess = length.whole - length.squares
-    return {v for v, told in by_voice.items() if fsum(told) >= excess} - {length.looks[0].node}
+    """Who alone may have told too much, of what no audit bears out."""
+    looks = {look.chunk: {look.voice: look.square} for look in length.looks}
+    alone = _alone(state, looks, length.looks[0].node, length.looks[0].of_mean)
+    return {voice for voice, told in alone.items() if told >= length.whole - length.squares}
 
 
 def _to_look_again(state: State, looks: Sequence[Look], suspects: Collection[NodeId]) -> dict[int, NodeId]:

@@ -183,7 +183,8 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
         plan = replace(plan, sealed_at=times, stage_at=now if whole else plan.stage_at)
     r = replace(r, ledger=ledger, plan=plan, sealed_at=sealed_at)
     told = [c for c, *_ in (*event.seals, *event.sums) if book.is_told(ledger, c) and not book.is_told(before, c)]
-    return audit.draw(with_round(state, marked(r, event.node, sealed=now) if fresh else r), told, now)
+    state = audit.draw(with_round(state, marked(r, event.node, sealed=now) if fresh else r), told, now)
+    return audit.compare_told(state, (c for c, *_ in event.sums), now)
 
 
 def record_orphans(state: State, event: OrphansFound) -> State:
@@ -229,18 +230,19 @@ def record_completion(state: State, event: ReduceComplete, now: float) -> State:
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
     """A connection broke: it costs the attempt, and the pair is remembered for the next ones. A peer that lost its
-    session, too, may come back: until then they are without it, and the clock puts it out. What it cost is held
-    against it then, not against the pair, unless most lost theirs. What is said of an earlier attempt is
-    remembered, too."""
+    session, too, may come back: until then they are without it, and the clock puts it out. What that cost is held
+    against it where two say so, or it begins anew. What is said of an earlier attempt is remembered, too."""
     r, node, peer = state.round, event.node, event.peer
     if r.planned_at is None or event.fence.round != r.number or node == peer:
         return state
     if not state.members.saving.isdisjoint((node, peer)):
         return state  # it exchanges nothing, as it says
     if r.plan is None or r.plan.fence != event.fence:
-        there = {node, peer} <= r.participants.keys() and not _lost_its_session(state, peer, now)
-        known = there and event.fence.attempt < r.ledger.attempt
-        return _with_lost(state, event, again=False) if known else state
+        if not {node, peer} <= r.participants.keys() or event.fence.attempt >= r.ledger.attempt:
+            return state
+        if _lost_its_session(state, peer, now):
+            return _interrupted(state, event, out)
+        return _with_lost(state, event, again=False)
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     if not broken_paths.needed(r.ledger, node, peer):
@@ -253,9 +255,8 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         return state  # the next attempt is on its way
     why = f"{name} could not reach {other}"
     if gone := _lost_its_session(state, peer, now):
-        here = state.members.here.values()
-        if 2 * sum(m.connected for m in here) > len(here):
-            state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)
+        lost = r.interrupted | {peer: r.interrupted.get(peer, 0.0) + now - r.plan.opened_at}
+        state = _interrupted(with_round(state, replace(state.round, interrupted=lost)), event, out)
     else:
         state = _with_lost(state, event, again=True)
     members = attempt_members(state, max(now, r.paused_until))
@@ -270,6 +271,15 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
 def _lost_its_session(state: State, node: NodeId, now: float) -> bool:
     member = state.members.here.get(node)
     return member is not None and not member.connected and member.suspect_at <= now
+
+
+def _interrupted(state: State, event: PeerUnreachable, out: list[Effect]) -> State:
+    """A member says that a peer which has no session either cannot be reached: where two do, it is so."""
+    said = state.round.accused | {(event.node, event.peer)}
+    state = with_round(state, replace(state.round, accused=said))
+    if sum(peer == event.peer for _, peer in said) < 2:
+        return state
+    return lateness.charge_who_broke_off(state, event.peer, "its connections broke", out)
 
 
 def _with_lost(state: State, event: PeerUnreachable, *, again: bool) -> State:
@@ -301,8 +311,8 @@ def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> 
         root = ledger.root
         everywhere = all(n in r.completions and r.completions[n].digest == root for n in left)
         if everywhere and not r.audits:
-            if (asked := audit.look_into_untold(state, now, out)) is not state:
-                return asked
+            if untold := audit.untold(state):
+                return audit.look_into_untold(state, untold, now, out)
             if (checked := without_false_norms(state, now, out)) is not state:
                 return checked
             if replay.awaits_chunks(state, now):

@@ -49,6 +49,7 @@ TRAINING = (Phase.INNER, Phase.COLLECTING, Phase.REDUCING)
 CLOSING = (Phase.COLLECTING, Phase.REDUCING)
 Pair = tuple[NodeId, NodeId]
 SealedBytes = tuple[int, int, bytes]  # of this chunk, its owner's since this attempt, with this digest
+Doubt = tuple[NodeId, bool, NodeId]  # of this member's delta, or of its means, as this one tells; empty: all
 Told = tuple[NodeId, SealedBytes, int]  # by this member, of these, in this attempt
 
 
@@ -105,7 +106,7 @@ class Audit(Struct, frozen=True, gc=False):
     seconds: float  # that an auditor has
     wanted: int  # auditors, as long as they find what was sealed
     norms: bytes = b""  # of what the owner merged, as it told them
-    # of what relays averaged, by their places, as they told them; empty: nothing, or of other inputs
+    # of what relays averaged, by their places, as they told them; empty: of other inputs
     sums: dict[int, bytes] = {}
     named: dict[NodeId, float] = {}  # auditors; seconds: until when they may answer
     asked: dict[NodeId, float] = {}  # since when they may, in seconds
@@ -182,8 +183,10 @@ class RoundState(Struct, frozen=True, gc=False):
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     clipped: dict[NodeId, int] = {}  # of whose delta, which the run needs, the norm was raised, and how often
     looks: tuple[Look, ...] = ()  # of earlier attempts, at deltas that were longer than told
-    # Whose chunks were audited for what they told of a delta, or of a relay's means: node, of its mean, voice
-    doubted: frozenset[tuple[NodeId, bool, NodeId]] = frozenset()
+    # The chunks that were audited for what one member, or all, told of a delta, or of a relay's means
+    doubted: dict[Doubt, tuple[int, ...]] = {}
+    untold: frozenset[int] = frozenset()  # chunks that were audited as a relay told nothing of its part of them
+    interrupted: dict[NodeId, float] = {}  # seconds that were lost as it could not be reached, nor had a session
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     salt: bytes = b""  # what its contributions are signed with; empty: they are not

@@ -43,6 +43,8 @@ def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -
         (liar(3, "seal", "half receipt"), 7),
         (liar(3, "seal", "half receipt") | liar(5, "cover"), 8),
         (liar(3, "seal", "cover") | liar(5, "shield", "cover"), 8),
+        (liar(3, "seal", "cover") | liar(5, "split shield", "busy"), 7),
+        (liar(3, "seal", "cover") | liar(5, "split shield", "slander"), 7),
         (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 7),
         (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 8),
         (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 9),

@@ -15,6 +15,48 @@ NAMING, VERDICT = C + "state_machine/auditors.py", C + "state_machine/audit_verd
 
 MUTATIONS = [
     Mutation(
+        "a friend that says it is busy keeps the others from being a majority",
+        VERDICT,
+        "if silent and (makers := _found_by_those_who_could(state, voices, silent)):",
+        "if False:",
+        RUNS,
+    ),
+    Mutation(
+        "who calls an honest auditor silent has its voice taken",
+        VERDICT,
+        "if v.kind is not VoiceKind.WELL or n not in hiding]",
+        "if n not in hiding]",
+        RUNS,
+    ),
+    Mutation(
+        "what a relay tells a moment after all hold all comes too late",
+        MACHINE,
+        "    if now < held + UNTOLD_SECONDS:\n        return state\n",
+        "",
+        NORMS_AUDITED,
+    ),
+    Mutation(
+        "what a relay tells while an audit looks for it is not compared",
+        C + "state_machine/reduce.py",
+        "return audit.compare_told(state, (c for c, *_ in event.sums), now)",
+        "return state",
+        NORMS_AUDITED,
+    ),
+    Mutation(
+        "a chunk is audited again and again of which a relay tells nothing",
+        MACHINE,
+        "if c not in r.untold and is_shown(state, c):",
+        "if is_shown(state, c):",
+        NORMS_AUDITED,
+    ),
+    Mutation(
+        "what two told of a norm is beyond doubt where one has left",
+        C + "state_machine/norms.py",
+        "doubtful = fsum(alone) if audit.can_be(state) else",
+        "doubtful =",
+        NORMS_AUDITED,
+    ),
+    Mutation(
         "what one tells too much of another's norm is not audited",
         C + "state_machine/norms.py",
         "    for length in (*deltas, *means):\n",
@@ -24,8 +66,8 @@ MUTATIONS = [
     Mutation(
         "what an audit found to be so is in doubt as before",
         C + "state_machine/norms.py",
-        "if len(by) == 1 and node not in by and not audit.was_found_well(state, c):",
-        "if len(by) == 1 and node not in by:",
+        "if len(by) == 1 and voice != node and not audit.was_found_well(state, c):",
+        "if len(by) == 1 and voice != node:",
         NORMS_AUDITED,
     ),
     Mutation(
@@ -38,8 +80,8 @@ MUTATIONS = [
     Mutation(
         "a friend that shows half of the auditors nothing keeps the others from being a majority",
         VERDICT,
-        "if accused >= 0 and (makers_ := _found_by_those_who_could(state, voices, silent)):",
-        "if accused >= 0 and (makers_ := []):",
+        "if silent and (liars := _found_by_those_who_could(state, voices, silent)):",
+        "if silent and (liars := []):",
         RUNS,
     ),
     Mutation(
@@ -80,15 +122,15 @@ MUTATIONS = [
     Mutation(
         "a relay that tells nothing of what it summed is not asked",
         MACHINE,
-        "    if not untold:\n        return state\n",
-        "    if True:\n        return state\n",
+        "return sorted(c for c in ledger.layered if c in ledger.sealed and not book.is_told(ledger, c))",
+        "return []",
         NORMS_AUDITED,
     ),
     Mutation(
         "a relay may tell of other inputs than were sealed",
         C + "state_machine/ledger.py",
-        "if sum_ is not None and list(places(sum_.inputs)) == inside else",
-        "if sum_ is not None else",
+        "other = sum_ is not None and list(places(sum_.inputs)) != inside",
+        "other = False",
         NORMS_AUDITED,
     ),
     Mutation(

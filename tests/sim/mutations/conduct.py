@@ -43,15 +43,15 @@ MUTATIONS = [
     Mutation(
         "whose connections break in the middle of each exchange is not charged",
         M + "reduce.py",
-        'state = lateness.charge_who_breaks_off(state, peer, "its connections broke", now, out)',
-        "pass",
+        'return lateness.charge_who_broke_off(state, event.peer, "its connections broke", out)',
+        "return state",
         MISCONDUCT,
     ),
     Mutation(
-        "members whose streams all broke are charged for what one says of them",
+        "who has lost its stream is charged on one word",
         M + "reduce.py",
-        "if 2 * sum(m.connected for m in here) > len(here):",
-        "if here:",
+        "if sum(peer == event.peer for _, peer in said) < 2:",
+        "if False:",
         MISCONDUCT,
     ),
     Mutation(

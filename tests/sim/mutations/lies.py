@@ -75,15 +75,15 @@ MUTATIONS = [
     Mutation(
         "one owner's word is enough",
         C + "state_machine/norms.py",
-        "if _is_beyond_doubt(state, by_chunk, node, length.squares):",
+        "if _is_beyond_doubt(state, length, by_chunk):",
         "if True:",
         NORMS,
     ),
     Mutation(
         "what one alone told of others' chunks is enough to charge one",
         C + "state_machine/norms.py",
-        "return fsum(least) - max(map(fsum, alone.values()), default=0.0) > squares",
-        "return fsum(least) > squares",
+        "doubtful = fsum(alone) if audit.can_be(state) else max(alone, default=0.0)",
+        "doubtful = 0.0",
         NORMS,
     ),
     Mutation(
@@ -124,7 +124,7 @@ MUTATIONS = [
     Mutation(
         "an owner's word on its own delta does not count against it",
         C + "state_machine/norms.py",
-        "if len(by) == 1 and node not in by and not audit.was_found_well(state, c):",
+        "if len(by) == 1 and voice != node and not audit.was_found_well(state, c):",
         "if len(by) == 1 and not audit.was_found_well(state, c):",
         NORMS,
     ),
