@@ -21,6 +21,7 @@ The lies, of which a node may have several:
     shield          it shows none of what a partner sealed falsely
     sum             as a relay it signs something else than its region's mean
     nested sum      as a relay it signs that its region's mean is made of another mean
+    longer          its delta is longer than it told, in each chunk
     long            its delta is longer than it told, in one chunk
     norm            it tells so of the first contributor's, of the first chunk that it owns, or in two levels sums
     sum told short  as a relay it tells that the deltas that it averages have no length
@@ -241,6 +242,8 @@ class AuditWorld:
         false = by is not None and place == 0 and "norm" in self.lies_of(by)
         makers = owners if self.levels == 1 else [self.node(self.relay(i)[0]) for i in range(len(owners))]
         told = (i for i, node in enumerate(makers) if node == by)
+        if "longer" in self.lies_of(maker):
+            return 2.0 * math.sqrt(1.0 / self.chunks)
         return 3.0 if long or (false and c == next(told, -1)) else math.sqrt(1.0 / self.chunks)
 
     def told_norms(self, c: int, inputs: Sequence[int], by: NodeId | None = None) -> bytes:

@@ -71,9 +71,12 @@ def test_a_relay_that_tells_nothing_of_what_it_summed_sums_nothing_and_is_charge
             assert world.charged() == {N2: {Offence.SILENT}} and conduct.owes_time(world.state, N2)
 
 
-@pytest.mark.parametrize("seconds", [0.5, 4.0])
-def test_a_relay_whose_word_comes_after_it_said_that_it_holds_all_is_not_banned(seconds: float) -> None:
-    """A node's reports of sums have a queue of their own: they may be overtaken, for a moment or for long."""
+@pytest.mark.parametrize(("seconds", "lie"), [(0.5, ""), (4.0, ""), (4.0, "sum told short")])
+def test_a_relay_whose_word_comes_after_it_said_that_it_holds_all_is_not_banned_for_that(
+    seconds: float, lie: str
+) -> None:
+    """A node's reports of sums have a queue of their own: they may be overtaken, for a moment or for long. What it
+    tells then is held to what auditors find."""
     world = AuditWorld(b"0", liar(2, "sum untold"), audit="1e-9", levels=2, norms=True)
     while not audit.untold(world.state) or len(world.state.round.completions) < 8:
         for event in list(world.due()):
@@ -82,13 +85,16 @@ def test_a_relay_whose_word_comes_after_it_said_that_it_holds_all_is_not_banned(
     assert r.plan is not None
     world.now += seconds
     world.feed(ev.Tick())
-    world.lies = {}
+    world.lies = liar(2, lie)
     for c in audit.untold(world.state):
         seals = ((c, r.ledger.sealed[c].digest, r.ledger.sealed[c].inputs),)
         for event in world.sums(r.ledger.owners[c] or N1, r.plan.fence, seals):
             world.feed(event)
     if not world.state.committed:
         world.run()
+    if lie:
+        assert world.convicted() == {N2}, world.notes
+        return
     assert not world.decisions and world.state.pending is not None
     assert world.state.pending.attempts == 1, world.notes
 
@@ -134,6 +140,12 @@ def test_whose_delta_is_longer_than_told_where_one_owner_sees_it_is_known_by_an_
         assert world.charged() == {NodeId("n7"): {Offence.FALSE_NORM}}, world.notes
         pending = world.state.pending
         assert pending is not None and pending.attempts == 2 and NodeId("n7") not in pending.contributors
+
+
+def test_a_sample_of_audits_is_enough_for_a_delta_that_is_longer_than_told_in_many_chunks() -> None:
+    world = AuditWorld(b"0", liar(7, "longer"), audit="1e-9", chunks=128, norms=True).run()
+    assert world.charged() == {NodeId("n7"): {Offence.FALSE_NORM}}, world.notes
+    assert 2 <= len(world.audited) <= 16
 
 
 def test_two_that_tell_too_long_norms_have_nobody_charged_and_are_banned_one_after_the_other() -> None:

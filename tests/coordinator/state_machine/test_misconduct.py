@@ -400,13 +400,13 @@ def break_off(story: Story, how: str, after: float) -> None:
     story.do("wait", [f"{after:g}"])
     if how == "good-bye":
         story.do("leave", ["c"])
-    elif how == "broken":
+    elif how in ("broken", "resumed"):
         story.do("disconnect", ["c"])
         attempt = str(story.state.round.ledger.attempt)
         for name in NAMES:
             if name != "c":
                 story.do("lost", [name, "c", f"attempt={attempt}"])
-    story.do("back", ["c"])
+    story.do("connect" if how == "resumed" else "back", ["c"])
     story.do("state", ["c", str(story.state.committed)])
     story.reduce()
 
@@ -423,7 +423,7 @@ def test_who_says_good_bye_in_the_middle_of_each_exchange_owns_nothing_and_then_
     assert set(story.state.conduct.strikes) == {"n3"}
 
 
-@pytest.mark.parametrize("how", ["anew", "broken"])
+@pytest.mark.parametrize("how", ["anew", "broken", "resumed"])
 def test_whose_life_ends_in_each_exchange_is_left_out_for_what_that_costs(how: str) -> None:
     story = Story(NAMES, "c")
     took_part = list[bool]()
