@@ -163,7 +163,7 @@ def look_into_untold(state: State, chunks: Sequence[int], now: float, out: list[
     round goes on without its sums, and it is charged with the time; what it told of other inputs convicts it."""
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None
-    c, held = chunks[0], max(r.plan.held_at.values(), default=now)
+    c, held = chunks[0], max(r.plan.held_at.values(), default=r.plan.opened_at)
     if now < held + UNTOLD_SECONDS:
         return state
     by, told = ledger.sealed[c].by, book.told_by_relays(ledger, c)
@@ -218,7 +218,8 @@ def _sums(ledger: Ledger, c: int) -> dict[int, bytes]:
 def is_shown(state: State, c: int) -> bool:
     """Whether the chunk can be audited, and its owner has a receipt of it."""
     ledger = state.round.ledger
-    seal = ledger.sealed[c]
+    if (seal := ledger.sealed.get(c)) is None:
+        return False
     own = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)
     return bool(state.round.salt) and own and _can_be_audited(state, c)
 

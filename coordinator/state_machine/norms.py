@@ -47,7 +47,8 @@ Voices = dict[NodeId, float]  # who told of one chunk of a delta: the square of 
 SLACK = 1.25  # times as long as told a delta may be
 MISSED = 1e-3  # of lies of whole norms that no audit of a sample meets
 MAX_SAMPLE = 16  # chunks of it
-MAX_DOUBTED_ATTEMPT = 3  # of a round, in which others are audited if those are gone that were to be
+MAX_DOUBTED_ATTEMPT = 4  # of a round, in which anything is audited for that
+MAX_REOPENED = 2  # attempts of a round that are for what can be audited no more
 EVERYBODY = NodeId("")  # in the place of one voice
 MAX_CLIPS = 2  # times that a delta which the run needs is clipped by what was told of it
 LONGEST = 1e38  # a norm that leaves nothing of a delta
@@ -75,9 +76,9 @@ def without_false_norms(state: State, now: float, out: list[Effect]) -> State:
     if state is not before:
         return state
     for length in deltas:
-        state = _judge(state, length, out)
+        state = _judge(state, before, length, out)
     for length in means if state is before else ():  # else a mean may be of what is false
-        state = _judge(state, length, out)
+        state = _judge(state, before, length, out)
     return state if state is before else fail_attempt(state, "what was merged is longer than was told", now)
 
 
@@ -128,9 +129,9 @@ def _have_audited(state: State, length: _Length, now: float, out: list[Effect]) 
     if not audit.can_be(state):
         return state
     for voice in sorted(_suspects(state, length), key=order) or [EVERYBODY]:
-        chunks = r.doubted.get((node, of_mean, voice), ())
-        if chunks and (r.ledger.attempt > MAX_DOUBTED_ATTEMPT or all(c in r.audited for c in chunks)):
-            continue
+        attempt, _ = r.doubted.get((node, of_mean, voice), (0, ()))
+        if attempt in (r.ledger.attempt, MAX_DOUBTED_ATTEMPT):
+            continue  # whatever came of it
         looks = [look for look in length.looks if voice in (look.voice, EVERYBODY) and look.voice != node]
         count = _sample_size(length, fsum(look.square for look in looks))
         state, drawn = audit.look_closer(state, {look.chunk: look.square for look in looks}, count, now)
@@ -138,7 +139,8 @@ def _have_audited(state: State, length: _Length, now: float, out: list[Effect]) 
             by = "others tell" if voice == EVERYBODY else f"{state.name(voice)} tells"
             told = f"as {by}, its {length.what} is longer than was told"
             out.append(Note(f"round {r.number}: {state.name(node)}: {told}: some of that is audited", node))
-            doubted = state.round.doubted | {(node, of_mean, voice): drawn}
+            at = min(r.ledger.attempt, MAX_DOUBTED_ATTEMPT)
+            doubted = state.round.doubted | {(node, of_mean, voice): (at, drawn)}
             state = with_round(state, replace(state.round, doubted=doubted))
     return state
 
@@ -153,8 +155,8 @@ def _sample_size(length: _Length, told: float) -> int:
 def _is_sampled(state: State, node: NodeId, of_mean: bool, voice: NodeId) -> bool:
     """Whether what the voice told of this was audited, as far as was drawn, and found to be so."""
     keys = (node, of_mean, voice), (node, of_mean, EVERYBODY)
-    chunks = (state.round.doubted.get(key, ()) for key in keys)
-    return any(of and all(audit.was_found_well(state, c) for c in of) for of in chunks)
+    drawn = (state.round.doubted[key][1] for key in keys if key in state.round.doubted)
+    return any(of and all(audit.was_found_well(state, c) for c in of) for of in drawn)
 
 
 def _alone(state: State, by_chunk: Mapping[int, Voices], node: NodeId, of_mean: bool) -> dict[NodeId, float]:
@@ -252,21 +254,27 @@ def _longest(state: State, ledger: Ledger, region: int) -> float:
 # What comes of it
 
 
-def _judge(state: State, length: _Length, out: list[Effect]) -> State:
-    """What comes of one delta, or of one relay's means, by what is told of it now."""
+def _judge(state: State, before: State, length: _Length, out: list[Effect]) -> State:
+    """What comes of one delta, or of one relay's means, by what is told of it in `before`: in `state` others are
+    judged already, and what was sealed with theirs is not any more."""
     r, place, looks, whole = state.round, length.place, length.looks, length.whole
     node = r.ledger.entries[place].node
     if whole <= SLACK**2 * length.squares or (r.clipped.get(node, 0) >= MAX_CLIPS and not looks[0].of_mean):
         return state  # in the latter case nothing is left of it
     sentence = f"its {length.what} has a norm of {sqrt(whole):.3g}, and {length.told:.3g} was told"
     note = f"round {state.round.number}: {state.name(node)}: {sentence}"
-    by_chunk = _by_chunk(state, looks)
-    if _is_beyond_doubt(state, length, by_chunk):
+    by_chunk = _by_chunk(before, looks)
+    if _is_beyond_doubt(before, length, by_chunk):
         out.append(Note(f"{note}: it is withdrawn", node))
         witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0} - {node}
         return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
-    suspects = _suspects(state, length)
+    suspects = _suspects(before, length)
     owners = _to_look_again(state, looks, suspects)
+    if not owners and (gone := _unshown(before, by_chunk, node)) and before.round.reopened < MAX_REOPENED:
+        out.append(Note(f"{note}, in part by what can be audited no more: that is reduced again", node))
+        return with_round(
+            state, replace(r, ledger=book.unseal(r.ledger, gone), reopened=before.round.reopened + 1)
+        )
     who = state.names(sorted(suspects, key=order))
     if not owners:
         by = f"by {who} alone" if suspects else "by what hangs on the words of some"
@@ -277,6 +285,14 @@ def _judge(state: State, length: _Length, out: list[Effect]) -> State:
     )
     ledger = book.unseal(r.ledger, frozenset(owners), owners)
     return with_round(state, replace(r, ledger=ledger, looks=(*r.looks, *looks)))
+
+
+def _unshown(state: State, by_chunk: Mapping[int, Voices], node: NodeId) -> frozenset[int]:
+    """The chunks of which one alone told, and which could be audited if nobody had gone whose part is in them."""
+    if not audit.can_be(state):
+        return frozenset()
+    alone = (c for c, by in by_chunk.items() if len(by) == 1 and node not in by)
+    return frozenset(c for c in alone if not audit.was_found_well(state, c) and not audit.is_shown(state, c))
 
 
 def _by_chunk(state: State, looks: Sequence[Look]) -> dict[int, Voices]:

@@ -184,7 +184,8 @@ def record_seals(state: State, event: ChunksSealed, now: float) -> State:
     r = replace(r, ledger=ledger, plan=plan, sealed_at=sealed_at)
     told = [c for c, *_ in (*event.seals, *event.sums) if book.is_told(ledger, c) and not book.is_told(before, c)]
     state = audit.draw(with_round(state, marked(r, event.node, sealed=now) if fresh else r), told, now)
-    return audit.compare_told(state, (c for c, *_ in event.sums), now)
+    heard = (c for c, *_ in event.sums if ledger.sums.get(c) != before.sums.get(c))
+    return audit.compare_told(state, heard, now)
 
 
 def record_orphans(state: State, event: OrphansFound) -> State:

@@ -183,8 +183,9 @@ class RoundState(Struct, frozen=True, gc=False):
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     clipped: dict[NodeId, int] = {}  # of whose delta, which the run needs, the norm was raised, and how often
     looks: tuple[Look, ...] = ()  # of earlier attempts, at deltas that were longer than told
-    # The chunks that were audited for what one member, or all, told of a delta, or of a relay's means
-    doubted: dict[Doubt, tuple[int, ...]] = {}
+    # The attempt, and its chunks that were audited for what one, or all, told of a delta, or of a relay's means
+    doubted: dict[Doubt, tuple[int, tuple[int, ...]]] = {}
+    reopened: int = 0  # attempts for what was told of deltas and could be audited no more
     untold: frozenset[int] = frozenset()  # chunks that were audited as a relay told nothing of its part of them
     interrupted: dict[NodeId, float] = {}  # seconds that were lost as it could not be reached, nor had a session
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out

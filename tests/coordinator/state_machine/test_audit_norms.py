@@ -1,6 +1,7 @@
 """Audits of the norms that owners and relays tell: who tells others than those of what it merged is found."""
 
 import struct
+from collections.abc import Iterator
 
 import pytest
 from audit_world import (
@@ -16,7 +17,8 @@ from atoll.coordinator.state_machine import audit, conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.audit_voices import is_well
 
-N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
+N1, N2, N3, N4, N7 = (NodeId(f"n{i}") for i in (1, 2, 3, 4, 7))
+HONEST = {NodeId(f"n{i}") for i in (1, 2, 5, 6, 7, 8)}
 
 
 @pytest.mark.parametrize("liars", [(), (N2,)])
@@ -171,6 +173,76 @@ def test_two_that_tell_too_long_norms_have_nobody_charged_though_one_leaves_befo
         world.feed(ev.Leaving(told, 1, "a test says so", 0))
         world.run()
         assert world.charged().keys() <= {N3, told}, world.notes
+
+
+class Leaver(AuditWorld):
+    """One whose delta is too long leaves when all but its own chunks are sealed; another is too long in these."""
+
+    own: frozenset[int] = frozenset()
+    left = False
+
+    def norm(self, place: int, c: int, by: NodeId | None = None) -> float:
+        if self.node(place) == N4 or (self.node(place) == N7 and c in self.own):
+            return 3.0
+        return super().norm(place, c, by)
+
+    def due(self) -> Iterator[ev.Event]:
+        r = self.state.round
+        self.own = self.own or frozenset(c for c, owner in enumerate(r.ledger.owners) if owner == N4)
+        yield from (event for event in super().due() if getattr(event, "node", None) != N4)
+        if not self.left and self.own.issuperset(r.ledger.unsealed):
+            self.left = True
+            yield ev.Leaving(N4, 1, "a test says so")
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_what_was_sealed_with_the_delta_of_one_that_is_out_tells_nothing_of_another(levels: int) -> None:
+    for nonce in nonces(0, 4):
+        world = Leaver(nonce, {N4: frozenset(), N7: frozenset()}, audit="1e-9", levels=levels, norms=True).run()
+        assert N7 in world.charged() and world.charged().keys() <= {N4, N7}, world.notes
+
+
+class Blinker(AuditWorld):
+    """Two tell of all others that their deltas are too long; then one of them is out of reach for a moment."""
+
+    blinked = False
+
+    def norm(self, place: int, c: int, by: NodeId | None = None) -> float:
+        owners = self.state.round.ledger.owners
+        first = next((i for i, owner in enumerate(owners) if owner == by), -1)
+        if by in (N3, N4) and self.node(place) not in (N3, N4) and c == first:
+            return 3.0
+        return super().norm(place, c, by)
+
+    def due(self) -> Iterator[ev.Event]:
+        r = self.state.round
+        others = len(r.completions) >= len(r.ledger.members) - 1
+        for event in super().due():
+            if self.blinked or not isinstance(event, ev.ReduceComplete) or event.node != N4:
+                yield event
+        if r.plan is not None and r.ledger.complete and others and not self.blinked:
+            self.blinked = True
+            yield from (ev.Disconnected(N4, 1), ev.PeerUnreachable(N3, 1, N4, r.plan.fence, "reset"))
+            yield ev.Connected(N4, 1)
+        if r.plan is not None and r.ledger.complete and self.blinked:
+            for node in r.ledger.members:
+                yield ev.ReduceComplete(node, 1, r.plan.fence, r.ledger.root, 1, 1)
+
+
+def test_two_that_tell_too_long_norms_of_all_leave_nobody_out_where_one_of_them_is_gone_for_a_moment() -> None:
+    """What it sealed, and what has its part in it, can be audited no more: it is reduced again."""
+    liars = {N3: frozenset[str](), N4: frozenset[str]()}
+    for nonce in nonces(0, 2):
+        world = Blinker(nonce, liars, audit="1e-9", chunks=64, norms=True).run()
+        assert world.state.pending is not None and world.state.pending.contributors.keys() >= HONEST
+        assert world.convicted() == world.charged().keys() == {N3, N4}, world.notes
+
+
+def test_a_round_ends_where_nobody_answers_the_audit_of_a_norm() -> None:
+    silent = {NodeId(f"n{i}"): frozenset({"mute"}) for i in range(1, 9)}
+    silent[N7] = frozenset({"mute", "longer"})
+    world = AuditWorld(b"0", silent, audit="1e-9", norms=True).run()
+    assert world.state.committed == 1 and not world.convicted()
 
 
 def test_norms_may_differ_as_machines_sum_them_in_another_order() -> None:
