@@ -145,6 +145,7 @@ class AuditWorld:
     def __post_init__(self) -> None:
         before = reducing(self.count, self.leaves, self.audit, self.chunks, self.norms)
         self.state, self.now = replace(before, nonce=self.nonce), 10.0
+        self._dealt: tuple[int, tuple[NodeId | None, ...]] = (0, ())
         self.told: set[tuple[NodeId, int | NodeId, int]] = set()
         self.mute: set[tuple[NodeId, int]] = set()
         self.first: dict[tuple[int, int], tuple[NodeId, ...]] = {}  # (chunk, since): who was named first of all
@@ -235,9 +236,18 @@ class AuditWorld:
                 if node not in r.completions and node in here:
                     yield ev.ReduceComplete(node, 1, r.plan.fence, ledger.root, 1, 1)
 
+    @property
+    def dealt(self) -> tuple[NodeId | None, ...]:
+        """The chunks' owners in the first attempt: a delta is what it is whoever owns its chunks later."""
+        round_, owners = self._dealt
+        if round_ != self.state.round.number:
+            owners = self.state.round.ledger.owners
+            self._dealt = self.state.round.number, owners
+        return owners
+
     def norm(self, place: int, c: int, by: NodeId | None = None) -> float:
         """The norm of a chunk of a delta, as it is, or as `by` tells it."""
-        owners, maker = self.state.round.ledger.owners, self.node(place)
+        owners, maker = self.dealt, self.node(place)
         long = "long" in self.lies_of(maker) and c == next(i for i, owner in enumerate(owners) if owner != maker)
         false = by is not None and place == 0 and "norm" in self.lies_of(by)
         makers = owners if self.levels == 1 else [self.node(self.relay(i)[0]) for i in range(len(owners))]
