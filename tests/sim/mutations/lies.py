@@ -75,7 +75,7 @@ MUTATIONS = [
     Mutation(
         "one owner's word is enough",
         C + "state_machine/norms.py",
-        "if _is_beyond_doubt(state, length, by_chunk):",
+        "if _is_beyond_doubt(before, length, by_chunk):",
         "if True:",
         NORMS,
     ),
