@@ -6,6 +6,8 @@ tell it from one pair. So nobody is held to account for one:
     a path broke twice in a round   the attempt goes on without one of its ends, another one the next time
     that in two rounds              both ends own no chunks for a while: then they need no path, and what they say
                                     of each other changes nothing
+    one lost its session, and the   as if it broke twice: else the two could end attempts again and again
+    other one alone said so
     with a third of the members     it is this member: it owns nothing, it is left out of the attempt, and charged
                                     (ACCUSER) for each round in which a path to it broke again
 
@@ -70,15 +72,15 @@ def without_paths(state: State, members: Collection[NodeId]) -> frozenset[NodeId
 
 def remember(state: State, out: list[Effect]) -> State:
     """Remember the paths that broke in the round that is about to be committed; charge the culprits."""
-    r = state.round
-    if not r.lost:
+    r, blinks = state.round, _blinks(state)
+    if not r.lost and not blinks:
         return state
     assert r.plan is not None and r.planned_at is not None
     times = Counter(r.lost)
     partners = Counter(n for pair in times for n in pair)
     broken = [pair for pair, k in times.items() if k > 1 or max(partners[n] for n in pair) > 1]
     known = {path.pair: path for path in _remembered(state)}
-    for pair in broken:
+    for pair in (*broken, *(pair for pair in blinks if pair not in broken)):
         rounds = known[pair].rounds if pair in known else ()
         known[pair] = BrokenPath(pair, (*rounds, r.number))
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
@@ -96,6 +98,19 @@ def remember(state: State, out: list[Effect]) -> State:
         part = strike_part(state, seconds) if others_say_so else 1.0
         state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts, part=part), out)
     return state
+
+
+def _blinks(state: State) -> list[Pair]:
+    """The paths of members that lost their sessions for a moment, while one alone said that it could not reach them:
+    that ended an attempt, and nobody knows who of the two wanted that."""
+    r, here = state.round, state.members.here
+    found = list[Pair]()
+    for peer in sorted(r.broke_off, key=order):
+        said = [node for node, of in r.accused if of == peer]
+        if len(said) == 1 and peer in here and here[peer].connected:
+            node = said[0]
+            found.append((node, peer) if order(node) < order(peer) else (peer, node))
+    return found
 
 
 def _others_say_so(state: State, node: NodeId, broken: Collection[Pair]) -> bool:

@@ -34,6 +34,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import audit
 from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.auditors import lot
 from atoll.coordinator.state_machine.changes import drop_from_round, fail_attempt, with_round
 from atoll.coordinator.state_machine.chunk_owners import able_owners, reachable
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge
@@ -129,7 +130,7 @@ def _have_audited(state: State, length: _Length, now: float, out: list[Effect]) 
     if not audit.can_be(state):
         return state
     for voice in sorted(_suspects(state, length), key=order) or [EVERYBODY]:
-        attempt, _ = r.doubted.get((node, of_mean, voice), (0, ()))
+        attempt = r.doubted[node, of_mean, voice][0] if (node, of_mean, voice) in r.doubted else 0
         if attempt in (r.ledger.attempt, MAX_DOUBTED_ATTEMPT):
             continue  # whatever came of it
         looks = [look for look in length.looks if voice in (look.voice, EVERYBODY) and look.voice != node]
@@ -140,7 +141,9 @@ def _have_audited(state: State, length: _Length, now: float, out: list[Effect]) 
             told = f"as {by}, its {length.what} is longer than was told"
             out.append(Note(f"round {r.number}: {state.name(node)}: {told}: some of that is audited", node))
             at = min(r.ledger.attempt, MAX_DOUBTED_ATTEMPT)
-            doubted = state.round.doubted | {(node, of_mean, voice): (at, drawn)}
+            shown = (look.chunk for look in looks if audit.is_shown(state, look.chunk))
+            of = frozenset((c, state.round.ledger.since[c]) for c in shown)
+            doubted = state.round.doubted | {(node, of_mean, voice): (at, (drawn, of))}
             state = with_round(state, replace(state.round, doubted=doubted))
     return state
 
@@ -152,23 +155,36 @@ def _sample_size(length: _Length, told: float) -> int:
     return min(ceil(log(MISSED) / log1p(-share)), MAX_SAMPLE) if share > 0 else MAX_SAMPLE
 
 
-def _is_sampled(state: State, node: NodeId, of_mean: bool, voice: NodeId) -> bool:
-    """Whether what the voice told of this was audited, as far as was drawn, and found to be so."""
+def _sampled(state: State, node: NodeId, of_mean: bool, voice: NodeId) -> frozenset[tuple[int, int]]:
+    """What stands for what: the chunks, as they are owned, of which some were drawn, and all these found well."""
     keys = (node, of_mean, voice), (node, of_mean, EVERYBODY)
-    drawn = (state.round.doubted[key][1] for key in keys if key in state.round.doubted)
-    return any(of and all(audit.was_found_well(state, c) for c in of) for of in drawn)
+    samples = (state.round.doubted[key][1] for key in keys if key in state.round.doubted)
+    return frozenset[tuple[int, int]]().union(
+        *(of for drawn, of in samples if drawn and all(audit.was_found_well(state, c) for c in drawn))
+    )
+
+
+def _doubtful(state: State, by_chunk: Mapping[int, Voices], node: NodeId, of_mean: bool) -> dict[int, Voices]:
+    """The chunks of which only so few told that these may be in league, and which no audit bears out, not even as
+    others were drawn of those to which it belongs: two, or one where nothing can be audited."""
+    few, voices = (2 if audit.can_be(state) else 1), {v for by in by_chunk.values() for v in by}
+    sampled = {voice: _sampled(state, node, of_mean, voice) for voice in voices}
+    since = state.round.ledger.since
+    return {
+        c: by
+        for c, by in by_chunk.items()
+        if len(by) <= few
+        and node not in by
+        and not audit.was_found_well(state, c)
+        and not (any((c, since[c]) in sampled[voice] for voice in by) and audit.is_shown(state, c))
+    }
 
 
 def _alone(state: State, by_chunk: Mapping[int, Voices], node: NodeId, of_mean: bool) -> dict[NodeId, float]:
-    """The squares of the chunks of which one alone told, by that one, and which no audit bears out, not even as
-    others of its chunks were drawn: of what can still be audited these stand for all."""
+    """The squares of the doubtful chunks, by who told of them."""
     found = dict[NodeId, list[float]]()
-    sampled = {v: _is_sampled(state, node, of_mean, v) for v in {v for by in by_chunk.values() for v in by}}
-    for c, by in by_chunk.items():
-        voice = next(iter(by))
-        if len(by) == 1 and voice != node and not audit.was_found_well(state, c):
-            if not (sampled[voice] and audit.is_shown(state, c)):
-                found.setdefault(voice, []).append(by[voice])
+    for by in _doubtful(state, by_chunk, node, of_mean).values():
+        found.setdefault(min(by, key=order), []).append(min(by.values()))
     return {voice: fsum(squares) for voice, squares in found.items()}
 
 
@@ -269,8 +285,9 @@ def _judge(state: State, before: State, length: _Length, out: list[Effect]) -> S
         witnesses = {voice for by in by_chunk.values() for voice, square in by.items() if square > 0} - {node}
         return _without(_charge(state, node, sentence, sorted(witnesses, key=order), out), place, sqrt(whole))
     suspects = _suspects(before, length)
-    owners = _to_look_again(state, looks, suspects)
-    if not owners and (gone := _unshown(before, by_chunk, node)) and before.round.reopened < MAX_REOPENED:
+    owners = _to_look_again(state, before, looks, suspects)
+    gone = _unshown(before, by_chunk, node, looks[0].of_mean)
+    if gone and not owners and before.round.reopened < MAX_REOPENED:
         out.append(Note(f"{note}, in part by what can be audited no more: that is reduced again", node))
         return with_round(
             state, replace(r, ledger=book.unseal(r.ledger, gone), reopened=before.round.reopened + 1)
@@ -287,12 +304,11 @@ def _judge(state: State, before: State, length: _Length, out: list[Effect]) -> S
     return with_round(state, replace(r, ledger=ledger, looks=(*r.looks, *looks)))
 
 
-def _unshown(state: State, by_chunk: Mapping[int, Voices], node: NodeId) -> frozenset[int]:
-    """The chunks of which one alone told, and which could be audited if nobody had gone whose part is in them."""
+def _unshown(state: State, by_chunk: Mapping[int, Voices], node: NodeId, of_mean: bool) -> frozenset[int]:
+    """The doubtful chunks that could be audited if nobody had gone whose part is in them."""
     if not audit.can_be(state):
         return frozenset()
-    alone = (c for c, by in by_chunk.items() if len(by) == 1 and node not in by)
-    return frozenset(c for c in alone if not audit.was_found_well(state, c) and not audit.is_shown(state, c))
+    return frozenset(c for c in _doubtful(state, by_chunk, node, of_mean) if not audit.is_shown(state, c))
 
 
 def _by_chunk(state: State, looks: Sequence[Look]) -> dict[int, Voices]:
@@ -320,7 +336,9 @@ def _suspects(state: State, length: _Length) -> set[NodeId]:
     return {voice for voice, told in alone.items() if told >= length.whole - length.squares}
 
 
-def _to_look_again(state: State, looks: Sequence[Look], suspects: Collection[NodeId]) -> dict[int, NodeId]:
+def _to_look_again(
+    state: State, before: State, looks: Sequence[Look], suspects: Collection[NodeId]
+) -> dict[int, NodeId]:
     """Who is to merge the chunks of which the suspects told, so that none of them tells anything of it any more;
     nobody: nobody else can, or others have looked once. An honest delta is not too long then; one whose maker
     sends each something else would be, again and again."""
@@ -331,7 +349,7 @@ def _to_look_again(state: State, looks: Sequence[Look], suspects: Collection[Nod
     owners = dict[int, NodeId]()
     for look in looks:
         if look.voice in suspects:
-            owners[look.chunk] = min(others, key=lambda n: seen[n])
+            owners[look.chunk] = min(others, key=lambda n: (seen[n], lot(before, b"look", look.chunk, n)))
             seen[owners[look.chunk]] += 1
     return owners
 

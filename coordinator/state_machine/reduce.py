@@ -69,11 +69,11 @@ MAX_PAUSE_SECONDS = 30.0  # between attempts that have no better prospect than t
 
 def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
-    remain."""
+    remain, and so is who broke an attempt off: what has its part in it can be audited by nobody meanwhile."""
     r, need = state.round, max(state.config.members.minimum, 1)
     saving = state.members.saving
     ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
-    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow)
+    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow and n not in r.broke_off)
     members = _connected(state, trusted if len(trusted) >= need else ready, need)
     return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
 
@@ -257,7 +257,8 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     why = f"{name} could not reach {other}"
     if gone := _lost_its_session(state, peer, now):
         lost = r.interrupted | {peer: r.interrupted.get(peer, 0.0) + now - r.plan.opened_at}
-        state = _interrupted(with_round(state, replace(state.round, interrupted=lost)), event, out)
+        known = replace(state.round, interrupted=lost, broke_off=state.round.broke_off | {peer})
+        state = _interrupted(with_round(state, known), event, out)
     else:
         state = _with_lost(state, event, again=True)
     members = attempt_members(state, max(now, r.paused_until))

@@ -50,6 +50,7 @@ CLOSING = (Phase.COLLECTING, Phase.REDUCING)
 Pair = tuple[NodeId, NodeId]
 SealedBytes = tuple[int, int, bytes]  # of this chunk, its owner's since this attempt, with this digest
 Doubt = tuple[NodeId, bool, NodeId]  # of this member's delta, or of its means, as this one tells; empty: all
+Sample = tuple[tuple[int, ...], frozenset[tuple[int, int]]]  # chunks, of these: (chunk, its owner's since)
 Told = tuple[NodeId, SealedBytes, int]  # by this member, of these, in this attempt
 
 
@@ -184,9 +185,10 @@ class RoundState(Struct, frozen=True, gc=False):
     clipped: dict[NodeId, int] = {}  # of whose delta, which the run needs, the norm was raised, and how often
     looks: tuple[Look, ...] = ()  # of earlier attempts, at deltas that were longer than told
     # The attempt, and its chunks that were audited for what one, or all, told of a delta, or of a relay's means
-    doubted: dict[Doubt, tuple[int, tuple[int, ...]]] = {}
+    doubted: dict[Doubt, tuple[int, Sample]] = {}
     reopened: int = 0  # attempts for what was told of deltas and could be audited no more
     untold: frozenset[int] = frozenset()  # chunks that were audited as a relay told nothing of its part of them
+    broke_off: frozenset[NodeId] = frozenset()  # who ended an attempt: without a session, and out of reach
     interrupted: dict[NodeId, float] = {}  # seconds that were lost as it could not be reached, nor had a session
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed

@@ -460,6 +460,22 @@ def test_one_word_of_a_member_whose_stream_is_broken_for_a_moment_puts_it_out_of
     assert not story.state.conduct.strikes
 
 
+def test_two_in_league_end_attempts_in_two_rounds_by_losing_a_session_and_saying_so() -> None:
+    """Then neither owns anything, so that they need no path to each other. Nobody can tell who of them lies."""
+    story, attempts = Story(NAMES, "a"), list[int]()
+    for _ in range(8):
+        story.train()
+        if story.state.round.plan is not None:
+            story.do("disconnect", ["c"])
+            story.do("lost", ["a", "c"])
+            story.do("connect", ["c"])
+        story.reduce()
+        assert story.state.pending is not None
+        attempts.append(story.state.pending.attempts)
+    assert attempts[2:] == [1] * 6, attempts
+    assert not story.state.conduct.strikes
+
+
 def test_one_word_of_each_other_puts_nobody_out_while_all_streams_are_broken() -> None:
     """As when the coordinator's own link breaks, and the liar is back first."""
     story = Story(NAMES, "a")

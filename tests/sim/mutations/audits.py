@@ -59,8 +59,15 @@ MUTATIONS = [
     Mutation(
         "what a sample of audits bears out is in doubt as before",
         C + "state_machine/norms.py",
-        "if not (sampled[voice] and audit.is_shown(state, c)):",
-        "if True:",
+        "and not (any((c, since[c]) in sampled[voice] for voice in by) and audit.is_shown(state, c))",
+        "",
+        NORMS_AUDITED,
+    ),
+    Mutation(
+        "who broke off an attempt is in the next ones of the round",
+        C + "state_machine/reduce.py",
+        " and n not in r.broke_off",
+        "",
         NORMS_AUDITED,
     ),
     Mutation(

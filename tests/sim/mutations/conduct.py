@@ -48,6 +48,13 @@ MUTATIONS = [
         MISCONDUCT,
     ),
     Mutation(
+        "who ends an attempt with a friend's word does so in each round",
+        M + "broken_paths.py",
+        "for pair in (*broken, *(pair for pair in blinks if pair not in broken)):",
+        "for pair in broken:",
+        MISCONDUCT,
+    ),
+    Mutation(
         "who has lost its stream is charged on one word",
         M + "reduce.py",
         "if sum(peer == event.peer for _, peer in said) < 2:",

@@ -18,8 +18,8 @@ MUTATIONS = [
     Mutation(
         "who was left out for its slow link is in the next attempt",
         C + "state_machine/reduce.py",
-        "if state.members.trusted(n) and n not in r.slow)",
-        "if state.members.trusted(n))",
+        "if state.members.trusted(n) and n not in r.slow and n not in r.broke_off",
+        "if state.members.trusted(n) and n not in r.broke_off",
         SLOW,
     ),
     Mutation(
@@ -124,8 +124,8 @@ MUTATIONS = [
     Mutation(
         "an owner's word on its own delta does not count against it",
         C + "state_machine/norms.py",
-        "if len(by) == 1 and voice != node and not audit.was_found_well(state, c):",
-        "if len(by) == 1 and not audit.was_found_well(state, c):",
+        "        and node not in by\n        and not audit.was_found_well(state, c)",
+        "        and not audit.was_found_well(state, c)",
         NORMS,
     ),
     Mutation(
