@@ -101,8 +101,8 @@ def remember(state: State, out: list[Effect]) -> State:
 
 
 def _blinks(state: State) -> list[Pair]:
-    """The paths of members that lost their sessions for a moment, while one alone said that it could not reach them:
-    that ended an attempt, and nobody knows who of the two wanted that."""
+    """The paths of members that lost their sessions for a moment, while one alone said that it could not reach
+    them: that ended an attempt, and nobody knows who of the two wanted that."""
     r, here = state.round, state.members.here
     found = list[Pair]()
     for peer in sorted(r.broke_off, key=order):
