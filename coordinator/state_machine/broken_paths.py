@@ -6,8 +6,8 @@ tell it from one pair. So nobody is held to account for one:
     a path broke twice in a round   the attempt goes on without one of its ends, another one the next time
     that in two rounds              both ends own no chunks for a while: then they need no path, and what they say
                                     of each other changes nothing
-    one lost its session, and the   as if it broke twice: else the two could end attempts again and again
-    other one alone said so
+    one lost its session, and the   as if it broke twice: else the two could end attempts again and again; who did
+    other one alone said so         so to two owns nothing alone, and to three is charged with what that cost
     with a third of the members     it is this member: it owns nothing, it is left out of the attempt, and charged
                                     (ACCUSER) for each round in which a path to it broke again
 
@@ -26,6 +26,7 @@ from collections.abc import Collection
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.state_machine.changes import with_round
 from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, lend_time, strike_part
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.ledger import Ledger
@@ -33,6 +34,7 @@ from atoll.coordinator.state_machine.newcomers import excused
 from atoll.coordinator.state_machine.state import BrokenPath, Pair, State, order
 
 MEMORY_ROUNDS = 20  # committed rounds after which a path is as good as any
+MIN_ACCUSERS = 3  # of whom no two may be in league, so that they have a member charged
 BROKEN_ROUNDS = 2  # rounds in which it broke, from which on the ends own nothing
 MAX_PATHS = 1000  # that are remembered
 
@@ -46,7 +48,7 @@ def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
 def culprits(state: State) -> frozenset[NodeId]:
     """The members to which the paths from at least a third of the members broke, of those remembered: first the
     one with the most, then who has as many without it, and so on."""
-    most, found = max(2, -(-len(state.round.participants) // 3)), set[NodeId]()
+    most, found = _most(state), set[NodeId]()
     pairs = [path.pair for path in _remembered(state)]
     while pairs:
         partners = Counter(n for pair in pairs for n in pair)
@@ -58,11 +60,23 @@ def culprits(state: State) -> frozenset[NodeId]:
     return frozenset(found)
 
 
+def _most(state: State) -> int:
+    """To the members of so many paths broke that it is not these who are to blame."""
+    return max(2, -(-len(state.round.participants) // 3))
+
+
+def _blinkers(state: State, partners: int) -> Counter[NodeId]:
+    """The members that had no session as one alone could not reach them, of so many others in turn or more: each
+    of these says what the coordinator sees, too."""
+    found = Counter(n for path in _remembered(state) for n in path.blinked)
+    return Counter({n: k for n, k in found.items() if k >= partners})
+
+
 def without_paths(state: State, members: Collection[NodeId]) -> frozenset[NodeId]:
     """The `members` that are to own nothing, as their paths to other ones are broken."""
     if not state.conduct.broken:
         return frozenset()
-    there, to_blame = frozenset(members), culprits(state)
+    there, to_blame = frozenset(members), culprits(state) | frozenset(_blinkers(state, 2))
     found = set[NodeId]()
     for path in _remembered(state):
         if there.issuperset(path.pair) and len(path.rounds) >= BROKEN_ROUNDS:
@@ -82,10 +96,13 @@ def remember(state: State, out: list[Effect]) -> State:
     known = {path.pair: path for path in _remembered(state)}
     for pair in (*broken, *(pair for pair in blinks if pair not in broken)):
         rounds = known[pair].rounds if pair in known else ()
-        known[pair] = BrokenPath(pair, (*rounds, r.number))
+        blinked = known[pair].blinked if pair in known else frozenset[NodeId]()
+        known[pair] = BrokenPath(pair, (*rounds, r.number), blinked | r.broke_off.intersection(pair))
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
     odd = {n for pair in broken for n in pair if times[pair] > 1 or partners[n] > 1}  # else the other end is
+    for node in sorted(r.broke_off & _blinkers(state, max(MIN_ACCUSERS, _most(state))).keys(), key=order):
+        state = charge_who_broke_off(state, node, "its connections broke, as others said round by round,", out)
     new = excused(state, odd)
     for node in sorted(odd.intersection(culprits(state)), key=order):
         others = sorted({n for path in paths for n in path.pair if node in path.pair} - {node}, key=order)
@@ -98,6 +115,17 @@ def remember(state: State, out: list[Effect]) -> State:
         part = strike_part(state, seconds) if others_say_so else 1.0
         state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts, part=part), out)
     return state
+
+
+def charge_who_broke_off(state: State, node: NodeId, what: str, out: list[Effect]) -> State:
+    """Charge a member that ended attempts of the round, as `what` says, with the time that these had taken."""
+    if not (seconds := state.round.interrupted.get(node, 0.0)):
+        return state
+    left = {n: s for n, s in state.round.interrupted.items() if n != node}
+    state = with_round(state, replace(state.round, interrupted=left))
+    sentence = f"{what} in the middle of an exchange, {seconds:.0f} s after that was planned"
+    evidence = Evidence(state.round.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
+    return charge(state, node, evidence, out)
 
 
 def _blinks(state: State) -> list[Pair]:

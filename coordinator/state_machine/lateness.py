@@ -35,9 +35,7 @@ from collections.abc import Collection, Mapping
 from statistics import median
 
 from atoll.comm.ids import NodeId
-from atoll.comm.replace import replace
 from atoll.coordinator.causes import slowness
-from atoll.coordinator.state_machine.changes import with_round
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.conduct import (
     MIN_OWED_SECONDS,
@@ -265,17 +263,6 @@ def charge_who_breaks_off(state: State, node: NodeId, what: str, now: float, out
     seconds = now - r.plan.opened_at
     sentence = f"{what} in the middle of an exchange, {seconds:.0f} s after that was planned"
     evidence = Evidence(r.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
-    return charge(state, node, evidence, out)
-
-
-def charge_who_broke_off(state: State, node: NodeId, what: str, out: list[Effect]) -> State:
-    """Charge a member that ended attempts of the round, as `what` says, with the time that these had taken."""
-    if not (seconds := state.round.interrupted.get(node, 0.0)):
-        return state
-    left = {n: s for n, s in state.round.interrupted.items() if n != node}
-    state = with_round(state, replace(state.round, interrupted=left))
-    sentence = f"{what} in the middle of an exchange, {seconds:.0f} s after that was planned"
-    evidence = Evidence(state.round.number, Offence.SILENT, sentence, part=strike_part(state, seconds))
     return charge(state, node, evidence, out)
 
 

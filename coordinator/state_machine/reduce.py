@@ -281,7 +281,7 @@ def _interrupted(state: State, event: PeerUnreachable, out: list[Effect]) -> Sta
     state = with_round(state, replace(state.round, accused=said))
     if sum(peer == event.peer for _, peer in said) < 2:
         return state
-    return lateness.charge_who_broke_off(state, event.peer, "its connections broke", out)
+    return broken_paths.charge_who_broke_off(state, event.peer, "its connections broke", out)
 
 
 def _with_lost(state: State, event: PeerUnreachable, *, again: bool) -> State:

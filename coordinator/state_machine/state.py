@@ -238,6 +238,7 @@ class BrokenPath(Struct, frozen=True, gc=False):
 
     pair: Pair  # in the order in which they joined
     rounds: tuple[int, ...]  # ascending
+    blinked: frozenset[NodeId] = frozenset()  # who of them had no session meanwhile, so that one word was enough
 
 
 class ConductBook(Struct, frozen=True, gc=False):

@@ -25,6 +25,7 @@ from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.state_machine import (
     audit,
     beginning,
+    broken_paths,
     byte_saving,
     conduct,
     credit,
@@ -352,7 +353,7 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
     out.append(Note(f"{event.name} {'is back' if again else 'joins'} as {node}", node))
     if node in state.members.here:  # before it was missed, but with nothing that the round could use
         state = lateness.charge_who_breaks_off(state, node, "it began anew", now, out)
-        state = lateness.charge_who_broke_off(state, node, "it began anew", out)
+        state = broken_paths.charge_who_broke_off(state, node, "it began anew", out)
         state = drop_from_round(state, node, Standing.BROKE)
     members = who.join(
         state.members,

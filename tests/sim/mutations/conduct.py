@@ -43,8 +43,22 @@ MUTATIONS = [
     Mutation(
         "whose connections break in the middle of each exchange is not charged",
         M + "reduce.py",
-        'return lateness.charge_who_broke_off(state, event.peer, "its connections broke", out)',
+        'return broken_paths.charge_who_broke_off(state, event.peer, "its connections broke", out)',
         "return state",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "who loses its session to one after the other takes these with it",
+        M + "broken_paths.py",
+        "culprits(state) | frozenset(_blinkers(state, 2))",
+        "culprits(state)",
+        MISCONDUCT,
+    ),
+    Mutation(
+        "who loses its session to one after the other is not charged",
+        M + "broken_paths.py",
+        "for node in sorted(r.broke_off & _blinkers(state, max(MIN_ACCUSERS, _most(state))).keys(), key=order):",
+        "for node in ():",
         MISCONDUCT,
     ),
     Mutation(
@@ -603,7 +617,7 @@ MUTATIONS = [
     Mutation(
         "broken paths are not remembered",
         M + "broken_paths.py",
-        "known[pair] = BrokenPath(pair, (*rounds, r.number))",
+        "known[pair] = BrokenPath(pair, (*rounds, r.number), blinked | r.broke_off.intersection(pair))",
         "pass",
         MISCONDUCT,
     ),
