@@ -14,11 +14,12 @@ relay makes of its region is bounded, too: by the longest of its inputs as the p
 may add (`ReduceConfig.norm_growth`).
 
 An owner may lie as well. So some of the chunks are audited by which a delta is too long, those above all of which
-one alone told: whoever lied there is known, and what was found to be so is beyond doubt. Nobody is charged where
-one liar would explain it yet: the chunks of each who may be that one go to others, who look again; only if it is
-too long by the least that was told of each chunk, whoever lies, is it enough. Where nobody else can look the delta
-is left out of this round, and nobody is charged. Where the run needs the member (`members.minimum`), or has let it
-in again, its delta stays, clipped by the norm that was seen.
+one alone told: whoever lied there is known, and what was found to be so is beyond doubt. What hangs on the words
+of two, and can be audited no more as somebody has gone, is reduced again. Nobody is charged where one liar would
+explain it yet: the chunks of each who may be that one go to others, who look again; only if it is too long by the
+least that was told of each chunk, whoever lies, is it enough. Where nobody else can look the delta is left out of
+this round, and nobody is charged. Where the run needs the member (`members.minimum`), or has let it in again, its
+delta stays, clipped by the norm that was seen.
 `reduce.commit_or_retry` asks.
 """
 
@@ -322,8 +323,8 @@ def _by_chunk(state: State, looks: Sequence[Look]) -> dict[int, Voices]:
 
 
 def _is_beyond_doubt(state: State, length: _Length, by_chunk: Mapping[int, Voices]) -> bool:
-    """Whether it is too long whoever else lies: the least that anybody told of each chunk, without those that hang
-    on one word. Where nothing can be audited one liar is reckoned with, no matter which."""
+    """Whether it is too long whoever else lies: the least that anybody told of each chunk, without the doubtful
+    ones. Where nothing can be audited one liar is reckoned with, no matter which."""
     alone = _alone(state, by_chunk, length.looks[0].node, length.looks[0].of_mean).values()
     doubtful = fsum(alone) if audit.can_be(state) else max(alone, default=0.0)
     return fsum(min(by.values()) for by in by_chunk.values()) - doubtful > length.squares
