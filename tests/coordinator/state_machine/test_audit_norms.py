@@ -101,6 +101,18 @@ def test_a_relay_whose_word_comes_after_it_said_that_it_holds_all_is_not_banned_
     assert world.state.pending.attempts == 1, world.notes
 
 
+def test_a_chunk_is_drawn_only_when_its_relays_told_what_they_summed() -> None:
+    """Who knew of the draw, by a friend that is named, could tell the truth of just that one."""
+    world = AuditWorld(b"0", liar(2, "late sum"), audit="1000", levels=2, norms=True)
+    waited = 0
+    for event in list(world.due()):
+        world.feed(event)
+        untold = audit.untold(world.state)
+        waited += len(untold)
+        assert not world.state.round.audits.keys() & set(untold)
+    assert waited and world.state.round.audits.keys() >= set(world.state.round.ledger.sealed)
+
+
 def test_no_relay_is_charged_with_what_an_owner_sealed_that_it_did_not_sum() -> None:
     for nonce in nonces(0, 4):
         world = AuditWorld(nonce, liar(2, "seals unsummed"), audit="1e-9", levels=2, norms=True).run()
