@@ -234,12 +234,7 @@ def _may_be(r: RoundState, what: SealedBytes) -> bool:
 def _look_into(state: State, c: int, now: float) -> State:
     """Audit a sealed chunk that is said to be too long, unless it cannot be: too few can, or somebody is gone that
     has to show something of it, or it has another owner now, or the same one anew, who has no receipt of it."""
-    ledger = state.round.ledger
-    seal = ledger.sealed[c]
-    by_owner = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)
-    if by_owner and parties(state, c, seal.inputs) is not None and len(able_auditors(state)) >= MIN_ABLE:
-        return _open(state, c, MIN_VOICES, now)
-    return _reduce_again(state, c, now)
+    return _open(state, c, MIN_VOICES, now) if is_shown(state, c) else _reduce_again(state, c, now)
 
 
 def _reduce_again(state: State, c: int, now: float) -> State:

@@ -65,18 +65,18 @@ def _most(state: State) -> int:
     return max(2, -(-len(state.round.participants) // 3))
 
 
-def _blinkers(state: State, partners: int) -> Counter[NodeId]:
+def _blinkers(state: State, partners: int) -> frozenset[NodeId]:
     """The members that had no session as one alone could not reach them, of so many others in turn or more: each
     of these says what the coordinator sees, too."""
     found = Counter(n for path in _remembered(state) for n in path.blinked)
-    return Counter({n: k for n, k in found.items() if k >= partners})
+    return frozenset(n for n, k in found.items() if k >= partners)
 
 
 def without_paths(state: State, members: Collection[NodeId]) -> frozenset[NodeId]:
     """The `members` that are to own nothing, as their paths to other ones are broken."""
     if not state.conduct.broken:
         return frozenset()
-    there, to_blame = frozenset(members), culprits(state) | frozenset(_blinkers(state, 2))
+    there, to_blame = frozenset(members), culprits(state) | _blinkers(state, 2)
     found = set[NodeId]()
     for path in _remembered(state):
         if there.issuperset(path.pair) and len(path.rounds) >= BROKEN_ROUNDS:
@@ -101,7 +101,7 @@ def remember(state: State, out: list[Effect]) -> State:
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
     odd = {n for pair in broken for n in pair if times[pair] > 1 or partners[n] > 1}  # else the other end is
-    for node in sorted(r.broke_off & _blinkers(state, max(MIN_ACCUSERS, _most(state))).keys(), key=order):
+    for node in sorted(r.broke_off & _blinkers(state, max(MIN_ACCUSERS, _most(state))), key=order):
         state = charge_who_broke_off(state, node, "its connections broke, as others said round by round,", out)
     new = excused(state, odd)
     for node in sorted(odd.intersection(culprits(state)), key=order):

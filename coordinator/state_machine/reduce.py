@@ -38,7 +38,6 @@ from atoll.coordinator.state_machine.events import (
     Effect,
     Note,
     OrphansFound,
-    PeerUnreachable,
     ReduceComplete,
 )
 from atoll.coordinator.state_machine.link_rates import with_seen_rates, witnessed_rates
@@ -64,46 +63,6 @@ MIN_UNREMARKED_CLIP = 0.1  # factor; a delta that is scaled down by more is note
 IDLE_REDUCER_REASON = (
     "it did not finish in time: it is to own chunks again when it has joined anew, or nobody else can"
 )
-MAX_PAUSE_SECONDS = 30.0  # between attempts that have no better prospect than the last
-
-
-def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
-    """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
-    remain, and so is who broke an attempt off: what has its part in it can be audited by nobody meanwhile."""
-    r, need = state.round, max(state.config.members.minimum, 1)
-    saving = state.members.saving
-    ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
-    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow and n not in r.broke_off)
-    members = _connected(state, trusted if len(trusted) >= need else ready, need)
-    return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
-
-
-def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[NodeId, ...]:
-    """Leave out whoever broke with one other member twice, or with two: worst first, of two alike the one that was
-    not left out the last time, or joined last; but not who alone can be dialled. If fewer than `need` would
-    remain, nobody is."""
-    left = members
-    while worst := _worst(state, left, _alone(state, left)):
-        left = tuple(n for n in left if n != worst)
-    return left if len(left) >= need else members
-
-
-def _alone(state: State, members: tuple[NodeId, ...]) -> set[NodeId]:
-    """Whom the others have to reach: the one that can be dialled, and reducers."""
-    only = set(reducers(state))
-    dialled = only.union(n for n in members if not state.members.here[n].leaf)
-    return dialled if len(dialled) == 1 else only
-
-
-def _worst(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId] = ()) -> NodeId | None:
-    known = {*members, *reducers(state)}
-    times = Counter(pair for pair in state.round.lost if known.issuperset(pair))
-    partners = Counter(n for pair in times for n in pair)
-    bad = {n for pair, k in times.items() for n in pair if k > 1 or partners[n] > 1}
-    if not (suspects := bad.difference(spared)):
-        return None
-    here, culprits = state.members.here, broken_paths.culprits(state)
-    return max(suspects, key=lambda n: (partners[n], n in culprits, -here[n].missed, order(n)))
 
 
 def open_attempt(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
@@ -227,72 +186,6 @@ def record_completion(state: State, event: ReduceComplete, now: float) -> State:
     plan = None if r.plan is None else replace(r.plan, held_at={event.node: now} | r.plan.held_at)
     r = replace(r, completions=r.completions | {event.node: event}, plan=plan)
     return with_round(state, marked(r, event.node, complete=now))
-
-
-def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
-    """A connection broke: it costs the attempt, and the pair is remembered for the next ones. A peer that lost its
-    session, too, may come back: until then they are without it, and the clock puts it out. What that cost is held
-    against it where two say so, or it begins anew. What is said of an earlier attempt is remembered, too."""
-    r, node, peer = state.round, event.node, event.peer
-    if r.planned_at is None or event.fence.round != r.number or node == peer:
-        return state
-    if not state.members.saving.isdisjoint((node, peer)):
-        return state  # it exchanges nothing, as it says
-    if r.plan is None or r.plan.fence != event.fence:
-        if not {node, peer} <= r.participants.keys() or event.fence.attempt >= r.ledger.attempt:
-            return state
-        if _lost_its_session(state, peer, now):
-            return _interrupted(state, event, out)
-        return _with_lost(state, event, again=False)
-    if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
-        return state
-    if not broken_paths.needed(r.ledger, node, peer):
-        return state  # neither merges what the other sends
-    state = lateness.lend_to_who_goes(state, node, now)  # that the attempt ends is its word
-    name, other = state.name(node), state.name(peer)
-    out.append(Note(f"{name} lost {other} in attempt {r.ledger.attempt}: {event.reason}", node))
-    blamed = state.members.here.get(peer)
-    if blamed is None or (peer not in r.ledger.contributions and blamed.role != REDUCER):
-        return state  # the next attempt is on its way
-    why = f"{name} could not reach {other}"
-    if gone := _lost_its_session(state, peer, now):
-        lost = r.interrupted | {peer: r.interrupted.get(peer, 0.0) + now - r.plan.opened_at}
-        known = replace(state.round, interrupted=lost, broke_off=state.round.broke_off | {peer})
-        state = _interrupted(with_round(state, known), event, out)
-    else:
-        state = _with_lost(state, event, again=True)
-    members = attempt_members(state, max(now, r.paused_until))
-    if not (peer in members if gone else _worst(state, members)):
-        return fail_attempt(state, why, now)
-    pause = min(MAX_PAUSE_SECONDS, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
-    reason = f"{why}, and the run needs both: next attempt in {pause:g} s"
-    state = fail_attempt(state, why, now)
-    return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
-
-
-def _lost_its_session(state: State, node: NodeId, now: float) -> bool:
-    member = state.members.here.get(node)
-    return member is not None and not member.connected and member.suspect_at <= now
-
-
-def _interrupted(state: State, event: PeerUnreachable, out: list[Effect]) -> State:
-    """A member says that a peer which has no session either cannot be reached: where two do, it is so."""
-    said = state.round.accused | {(event.node, event.peer)}
-    state = with_round(state, replace(state.round, accused=said))
-    if sum(peer == event.peer for _, peer in said) < 2:
-        return state
-    return broken_paths.charge_who_broke_off(state, event.peer, "its connections broke", out)
-
-
-def _with_lost(state: State, event: PeerUnreachable, *, again: bool) -> State:
-    """Enter that the path of a pair broke, and which of the two said so of the other; `again`: once more if it
-    broke before. Of an attempt whose plan some may not have had in time it is not entered."""
-    r, said = state.round, (event.node, event.peer)
-    if event.fence.attempt <= r.half_told:
-        return state
-    pair = said if order(event.node) < order(event.peer) else (event.peer, event.node)
-    lost = (*r.lost, pair) if again or pair not in r.lost else r.lost
-    return with_round(state, replace(r, lost=lost, accused=r.accused | {said}))
 
 
 def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> State:

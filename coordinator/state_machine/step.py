@@ -39,8 +39,10 @@ from atoll.coordinator.state_machine import (
     rounds,
     slow_links,
     state_sync,
+    unreachable_peers,
 )
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.attempt_members import attempt_members
 from atoll.coordinator.state_machine.changes import drop_from_round, remove, with_member, with_round
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import (
@@ -228,7 +230,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case TrainersSeen():
             return inquiry.hear(state, event)
         case PeerUnreachable():
-            return reduce.record_unreachable_peer(state, event, now, out)
+            return unreachable_peers.record_unreachable_peer(state, event, now, out)
         case ReportsRefused(node):
             return conduct.lend_to_who_floods(state, node, out)
         case Leaving(node, _, reason, incidents):
@@ -322,7 +324,7 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
             ),
         )
     first = state.round.planned_at is None
-    members = rounds.reduce_members(state, now, tick, out) if first else reduce.attempt_members(state, now)
+    members = rounds.reduce_members(state, now, tick, out) if first else attempt_members(state, now)
     if members:
         if first:
             state, members = slow_links.in_turn(rounds.go_on_without(state, now, out), members, out)

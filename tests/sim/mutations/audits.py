@@ -65,7 +65,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who broke off an attempt is in the next ones of the round",
-        C + "state_machine/reduce.py",
+        C + "state_machine/attempt_members.py",
         " and n not in r.broke_off",
         "",
         NORMS_AUDITED,
@@ -506,8 +506,8 @@ MUTATIONS = [
     Mutation(
         "an owner is asked for a receipt of an attempt in which it sealed nothing",
         MACHINE,
-        "by_owner = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)",
-        "by_owner = ledger.owners[c] == seal.by",
+        "own = (ledger.owners[c], ledger.since[c]) == (seal.by, seal.since)",
+        "own = ledger.owners[c] == seal.by",
         OUTSIZED,
     ),
     Mutation(

@@ -14,7 +14,7 @@ MUTATIONS = [
     # What the coordinator counts on
     Mutation(
         "an attempt names who saves bytes",
-        C + "state_machine/reduce.py",
+        C + "state_machine/attempt_members.py",
         "if n in r.ledger.contributions and n not in saving)",
         "if n in r.ledger.contributions)",
         SCENARIOS,
@@ -77,7 +77,7 @@ MUTATIONS = [
     ),
     Mutation(
         "links that broke with who saves bytes cost an attempt",
-        C + "state_machine/reduce.py",
+        C + "state_machine/unreachable_peers.py",
         "    if not state.members.saving.isdisjoint((node, peer)):\n",
         "    if False:\n",
         BYTES,

@@ -33,16 +33,17 @@ MUTATIONS = [
     ),
     Mutation(
         "whoever has lost its stream is out when one says that it cannot reach it",
-        M + "reduce.py",
+        M + "unreachable_peers.py",
         "    if gone := _lost_its_session(state, peer, now):\n",
         "    if gone := _lost_its_session(state, peer, now):\n"
         "        out_now = replace(blamed, expire_at=now)\n"
-        "        state = replace(state, members=who.put(state.members, out_now))\n",
+        "        from atoll.coordinator.state_machine.changes import with_member\n"
+        "        state = with_member(state, out_now)\n",
         MISCONDUCT,
     ),
     Mutation(
         "whose connections break in the middle of each exchange is not charged",
-        M + "reduce.py",
+        M + "unreachable_peers.py",
         'return broken_paths.charge_who_broke_off(state, event.peer, "its connections broke", out)',
         "return state",
         MISCONDUCT,
@@ -50,14 +51,14 @@ MUTATIONS = [
     Mutation(
         "who loses its session to one after the other takes these with it",
         M + "broken_paths.py",
-        "culprits(state) | frozenset(_blinkers(state, 2))",
+        "culprits(state) | _blinkers(state, 2)",
         "culprits(state)",
         MISCONDUCT,
     ),
     Mutation(
         "who loses its session to one after the other is not charged",
         M + "broken_paths.py",
-        "for node in sorted(r.broke_off & _blinkers(state, max(MIN_ACCUSERS, _most(state))).keys(), key=order):",
+        "for node in sorted(r.broke_off & _blinkers(state, max(MIN_ACCUSERS, _most(state))), key=order):",
         "for node in ():",
         MISCONDUCT,
     ),
@@ -70,7 +71,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who has lost its stream is charged on one word",
-        M + "reduce.py",
+        M + "unreachable_peers.py",
         "if sum(peer == event.peer for _, peer in said) < 2:",
         "if False:",
         MISCONDUCT,
@@ -364,7 +365,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who says that it cannot reach another just before it is late owes nothing",
-        M + "reduce.py",
+        M + "unreachable_peers.py",
         "    state = lateness.lend_to_who_goes(state, node, now)",
         "    pass",
         MISCONDUCT,
@@ -595,7 +596,7 @@ MUTATIONS = [
     ),
     Mutation(
         "paths break while the coordinator is away",
-        M + "reduce.py",
+        M + "unreachable_peers.py",
         "if event.fence.attempt <= r.half_told:",
         "if False:",
         HERE + "test_broken_paths.py",
@@ -609,7 +610,7 @@ MUTATIONS = [
     ),
     Mutation(
         "no path breaks any more in a round in which the coordinator was away",
-        M + "reduce.py",
+        M + "unreachable_peers.py",
         "if event.fence.attempt <= r.half_told:",
         "if r.half_told:",
         HERE + "test_broken_paths.py",
@@ -623,7 +624,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a word about a path that nobody needs ends the attempt",
-        M + "reduce.py",
+        M + "unreachable_peers.py",
         "if not broken_paths.needed(r.ledger, node, peer):",
         "if False:",
         MISCONDUCT,
@@ -638,7 +639,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the one that joined last is left out each time",
-        M + "reduce.py",
+        M + "attempt_members.py",
         "key=lambda n: (partners[n], n in culprits, -here[n].missed, order(n))",
         "key=lambda n: (partners[n], order(n))",
         MISCONDUCT,

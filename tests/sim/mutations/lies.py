@@ -17,7 +17,7 @@ MUTATIONS = [
     ),
     Mutation(
         "who was left out for its slow link is in the next attempt",
-        C + "state_machine/reduce.py",
+        C + "state_machine/attempt_members.py",
         "if state.members.trusted(n) and n not in r.slow and n not in r.broke_off",
         "if state.members.trusted(n) and n not in r.broke_off",
         SLOW,

@@ -1,0 +1,48 @@
+"""The members of a round's next attempt: who contributed and is not known to hold it up. Pure."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import broken_paths
+from atoll.coordinator.state_machine.chunk_owners import reachable, reducers
+from atoll.coordinator.state_machine.state import State, order
+
+
+def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
+    """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
+    remain, and so is who broke an attempt off: what has its part in it can be audited by nobody meanwhile."""
+    r, need = state.round, max(state.config.members.minimum, 1)
+    saving = state.members.saving
+    ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
+    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow and n not in r.broke_off)
+    members = _connected(state, trusted if len(trusted) >= need else ready, need)
+    return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
+
+
+def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[NodeId, ...]:
+    """Leave out whoever broke with one other member twice, or with two: worst first, of two alike the one that was
+    not left out the last time, or joined last; but not who alone can be dialled. If fewer than `need` would
+    remain, nobody is."""
+    left = members
+    while worst := worst_of(state, left, _alone(state, left)):
+        left = tuple(n for n in left if n != worst)
+    return left if len(left) >= need else members
+
+
+def _alone(state: State, members: tuple[NodeId, ...]) -> set[NodeId]:
+    """Whom the others have to reach: the one that can be dialled, and reducers."""
+    only = set(reducers(state))
+    dialled = only.union(n for n in members if not state.members.here[n].leaf)
+    return dialled if len(dialled) == 1 else only
+
+
+def worst_of(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId] = ()) -> NodeId | None:
+    known = {*members, *reducers(state)}
+    times = Counter(pair for pair in state.round.lost if known.issuperset(pair))
+    partners = Counter(n for pair in times for n in pair)
+    bad = {n for pair, k in times.items() for n in pair if k > 1 or partners[n] > 1}
+    if not (suspects := bad.difference(spared)):
+        return None
+    here, culprits = state.members.here, broken_paths.culprits(state)
+    return max(suspects, key=lambda n: (partners[n], n in culprits, -here[n].missed, order(n)))
