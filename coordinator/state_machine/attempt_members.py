@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection
+from math import ceil
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import broken_paths
@@ -10,14 +11,19 @@ from atoll.coordinator.state_machine.state import State, order
 
 
 def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
-    """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
-    remain, and so is who broke an attempt off: what has its part in it can be audited by nobody meanwhile."""
-    r, need = state.round, max(state.config.members.minimum, 1)
-    saving = state.members.saving
+    """Members for another attempt; none: the run waits. Where enough remain, a quorum of those who contributed and
+    are not out yet, it leaves out who could not reach others, who may be dead, and who broke an attempt off: what
+    has its part in it can be audited by nobody meanwhile. Else a few could be alone in an attempt which the others
+    cannot be in for a moment."""
+    r, least = state.round, max(state.config.members.minimum, 1)
+    saving, trusted = state.members.saving, state.members.trusted
     ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
-    trusted = tuple(n for n in ready if state.members.trusted(n) and n not in r.slow and n not in r.broke_off)
-    members = _connected(state, trusted if len(trusted) >= need else ready, need)
-    return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
+    need = max(least, ceil(state.config.rounds.quorum * len(ready)), min(2, len(ready)))
+    back = tuple(n for n in ready if trusted(n) and n not in r.slow)
+    sound = tuple(n for n in back if n not in r.broke_off)
+    connected = (_connected(state, some, least) for some in (sound, back))
+    members = next((some for some in connected if len(some) >= need), None) or _connected(state, ready, least)
+    return members if len(members) >= least and reachable(state, members) and now >= r.paused_until else ()
 
 
 def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[NodeId, ...]:

@@ -46,6 +46,7 @@ from atoll.coordinator.state_machine.auditors import (
     lend_to_auditor,
     lot,
     name_auditors,
+    possible_auditors,
     seconds_to_answer,
 )
 from atoll.coordinator.state_machine.changes import with_round
@@ -199,7 +200,7 @@ def look_closer(
 
 def can_be(state: State) -> bool:
     """Whether the round has audits, and enough members for any."""
-    return bool(state.round.salt) and len(able_auditors(state)) >= MIN_ABLE
+    return bool(state.round.salt) and len(possible_auditors(state)) >= MIN_ABLE
 
 
 def was_found_well(state: State, c: int) -> bool:
@@ -276,8 +277,8 @@ def _can_be_audited(state: State, c: int) -> bool:
     owner, seal = state.round.ledger.owners[c], state.round.ledger.sealed[c]
     if owner is None or parties(state, c, seal.inputs) is None:
         return False
-    able = able_auditors(state)
-    return len(able) >= MIN_ABLE and len(able - {owner}) >= MIN_ABLE - 1
+    possible = possible_auditors(state)  # else who is back first when all are away chooses its moment
+    return len(possible) >= MIN_ABLE and len(possible - {owner}) >= MIN_ABLE - 1
 
 
 def _put(state: State, audit: Audit) -> State:
@@ -356,19 +357,20 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     if not same or parties(state, audit.chunk, audit.inputs) != audit.parties:
         why = f"chunk {audit.chunk} was drawn for an audit, and one that has to show something of it is gone"
         return void_seals(state, audit, why, now, out)
-    able = able_auditors(state)
+    able, possible = able_auditors(state), possible_auditors(state)
     gone = {n for n in audit.named if n not in audit.voices and n not in able}
     late = {n for n, until in audit.named.items() if n not in audit.voices and n not in gone and now >= until}
     if gone or late:
         named = {n: until for n, until in audit.named.items() if n not in gone and n not in late}
-        silent = audit.silent | gone | late
+        back = gone & possible - audit.away  # it may be, and is named again then, once
+        silent = audit.silent | (gone - back) | late
         missing = max(audit.wanted - len(audit.voices), 1)
         longer = 2.0 if late and len(silent) <= MAX_DOUBLINGS * missing else 1.0
         waited, seconds = audit.seconds, min(longer * audit.seconds, state.config.rounds.reduce_timeout)
         slow = excused(state, late).union(n for n in late if is_too_slow(state, audit, n))
         for node in sorted(gone | late, key=order):
             state = lend_to_auditor(state, audit, node, now)
-        audit = replace(audit, named=named, silent=silent, seconds=seconds)
+        audit = replace(audit, named=named, silent=silent, away=audit.away | back, seconds=seconds)
         state = _put(state, audit)
         for node in sorted(late - slow, key=order):
             sentence = f"it did not answer an audit of chunk {audit.chunk} in time"
@@ -392,6 +394,8 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         return state
     if doubt:
         return reach_verdict(state, audit, now, out)
+    if len(audit.voices) < audit.wanted and possible - able - {audit.owner} - audit.silent:
+        return state  # who may be back: else few could choose a moment in which nobody else is there
     if not audit.voices and audit.busy:
         why = f"nobody had the time to audit chunk {audit.chunk}"
         return void_seals(state, audit, why, now, out, doubted=True)

@@ -26,7 +26,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.audit_voices import Voice, VoiceKind, given_alike, given_by_others, voice_of
-from atoll.coordinator.state_machine.auditors import MIN_VOICES, able_auditors
+from atoll.coordinator.state_machine.auditors import MIN_VOICES, electorate
 from atoll.coordinator.state_machine.changes import fail_attempt, with_round
 from atoll.coordinator.state_machine.conduct import charge, remember_unaudited
 from atoll.coordinator.state_machine.events import Effect, Note
@@ -40,8 +40,8 @@ def reach_verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> 
     c = audit.chunk
     voices = {node: voice_of(audit, state.round.salt, event) for node, event in audit.voices.items()}
     total, enough = len(voices), len(voices) >= MIN_VOICES
-    # of all who could speak, so that not those decide who are the first to
-    able = max(total, len(able_auditors(state) - {audit.owner}))
+    # of all who could speak, so that not those decide who are the first to, or who had others left out
+    able = max(total, len(electorate(state) - {audit.owner}))
     of = {kind: [n for n, voice in voices.items() if voice.kind is kind] for kind in VoiceKind}
     if 2 * len(of[VoiceKind.WELL]) > total:
         state = found_well(state, audit)
@@ -85,13 +85,14 @@ def _without_end(
 ) -> State:
     """No majority says that it is well, or what else it is."""
     makers, against = {audit.parties.owner, *audit.parties.relays}, _Accusers()
-    silent = _accused(state, voices)
+    silent, able = _accused(state, voices), electorate(state) - {audit.owner}
     for node, voice in voices.items():
         if voice.kind is not VoiceKind.WELL and state.round.ledger.entries[voice.place].node != node:
             against.setdefault(voice.place, []).append(node)  # nobody speaks of itself
     # Who made it, and gives some its receipt and others none, so that neither are a majority, is found by both.
     for place, of in (*((place, against[place]) for place in sorted(makers & against.keys())), *silent.items()):
-        others = len([n for n in voices if n != state.round.ledger.entries[place].node]) + len(audit.busy)
+        node = state.round.ledger.entries[place].node
+        others = max(len(voices.keys() - {node}) + len(audit.busy), len(able - {node}))
         if len(voices) >= MIN_VOICES and 2 * len(of) > others:
             return go_on_without(state, audit, place, True, now, out)
         if len(voices) >= MIN_VOICES and 2 * len(of) == others and place not in makers:

@@ -30,10 +30,21 @@ MUTE_ROUNDS = 5  # in which others are named before a member that was silent
 
 def able_auditors(state: State) -> set[NodeId]:
     """Members of the attempt that can audit."""
-    here, trusted = state.members.here, state.members.trusted
-    nodes = {e.node for e in state.round.ledger.entries if not e.gone}
-    sound = {n for n in nodes if n in here and not here[n].leaf and here[n].key and trusted(n)}
-    return {n for n in sound if may_own(state, n)}
+    return {n for n in possible_auditors(state) if state.members.trusted(n)}
+
+
+def possible_auditors(state: State) -> set[NodeId]:
+    """Members of the attempt that can audit, or could if they came back."""
+    there = {e.node for e in state.round.ledger.entries if not e.gone}
+    return electorate(state) & there
+
+
+def electorate(state: State) -> set[NodeId]:
+    """Members of the round that can audit, or could if they were in the attempt: a majority of all of these
+    convicts, so that nobody gains by having others left out."""
+    here = state.members.here
+    nodes = {e.node for e in state.round.ledger.entries if e.node in here}
+    return {n for n in nodes if not here[n].leaf and here[n].key and may_own(state, n)}
 
 
 def lot(state: State, what: bytes, c: int, node: str = "") -> float:

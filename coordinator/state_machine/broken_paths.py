@@ -4,12 +4,14 @@ That one member cannot reach another may be true, or a lie of one of them, or th
 tell it from one pair. So nobody is held to account for one:
 
     a path broke twice in a round   the attempt goes on without one of its ends, another one the next time
-    that in two rounds              both ends own no chunks for a while: then they need no path, and what they say
+    it broke in two rounds          both ends own no chunks for a while: then they need no path, and what they say
                                     of each other changes nothing
-    one lost its session, and the   as if it broke twice: else the two could end attempts again and again; who did
-    other one alone said so         so to two owns nothing alone, and to three is charged with what that cost
+    one lost its session, and so    as if it broke twice: else the two could end attempts again and again; who did
+    few others said so              so to two owns nothing alone, and nobody waits for it; to three, or where more
+                                    say so, it is charged with what that cost
     with a third of the members     it is this member: it owns nothing, it is left out of the attempt, and charged
-                                    (ACCUSER) for each round in which a path to it broke again
+                                    (ACCUSER) for each round in which a path to it broke again; a path that broke
+                                    in one round, once, tells nothing unless most others' did
 
 A path whose one end is to blame so says nothing of its other end. Who alone says of the others that it cannot
 reach them has a whole strike; of whom the others say it, too, is asleep, or has a bad link: it is charged with
@@ -22,7 +24,7 @@ path broke.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
@@ -36,6 +38,7 @@ from atoll.coordinator.state_machine.state import BrokenPath, Pair, State, order
 MEMORY_ROUNDS = 20  # committed rounds after which a path is as good as any
 MIN_ACCUSERS = 3  # of whom no two may be in league, so that they have a member charged
 BROKEN_ROUNDS = 2  # rounds in which it broke, from which on the ends own nothing
+OVER_AND_OVER = 4  # rounds in which it broke, from which on who still says so is held to account
 MAX_PATHS = 1000  # that are remembered
 
 
@@ -46,28 +49,47 @@ def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
 
 
 def culprits(state: State) -> frozenset[NodeId]:
-    """The members to which the paths from at least a third of the members broke, of those remembered: first the
-    one with the most, then who has as many without it, and so on."""
-    most, found = _most(state), set[NodeId]()
-    pairs = [path.pair for path in _remembered(state)]
+    """The members to which the paths from at least a third of the members broke, of those remembered, or from most
+    of them, if each was once."""
+    paths = _remembered(state)
+    sure = [path.pair for path in paths if len(path.rounds) > 1 or not path.once.issuperset(path.rounds)]
+    most = max(MIN_ACCUSERS, _members(state) // 2 + 1)
+    return _breakers(sure, _third(state)) | _breakers([path.pair for path in paths], most)
+
+
+def _breakers(pairs: list[Pair], partners: int) -> frozenset[NodeId]:
+    """Who is in the pairs with so many others or more: first the one with the most, then who has as many without
+    it, and so on."""
+    found = set[NodeId]()
     while pairs:
-        partners = Counter(n for pair in pairs for n in pair)
-        worst = max(partners, key=lambda n: (partners[n], order(n)))
-        if partners[worst] < most:
+        times = Counter(n for pair in pairs for n in pair)
+        worst = max(times, key=lambda n: (times[n], order(n)))
+        if times[worst] < partners:
             break
         found.add(worst)
         pairs = [pair for pair in pairs if worst not in pair]
     return frozenset(found)
 
 
-def _most(state: State) -> int:
+def _members(state: State) -> int:
+    """The number of those that were in the round: who leaves makes nobody else one of few."""
+    r = state.round
+    return len(r.participants.keys() | {e.node for e in r.ledger.entries if e.contribution is not None})
+
+
+def _third(state: State) -> int:
     """To the members of so many paths broke that it is not these who are to blame."""
-    return max(2, -(-len(state.round.participants) // 3))
+    return max(2, -(-_members(state) // 3))
+
+
+def is_known(state: State, accusers: int) -> bool:
+    """Whether so many who say that they cannot reach a member are enough to hold it against that."""
+    return accusers >= _third(state)
 
 
 def _blinkers(state: State, partners: int) -> frozenset[NodeId]:
-    """The members that had no session as one alone could not reach them, of so many others in turn or more: each
-    of these says what the coordinator sees, too."""
+    """The members that had no session as so few could not reach them that nothing was held against them, of so
+    many others in turn or more: each of these says what the coordinator sees, too."""
     found = Counter(n for path in _remembered(state) for n in path.blinked)
     return frozenset(n for n, k in found.items() if k >= partners)
 
@@ -89,31 +111,57 @@ def remember(state: State, out: list[Effect]) -> State:
     r, blinks = state.round, _blinks(state)
     if not r.lost and not blinks:
         return state
-    assert r.plan is not None and r.planned_at is not None
     times = Counter(r.lost)
     partners = Counter(n for pair in times for n in pair)
-    broken = [pair for pair, k in times.items() if k > 1 or max(partners[n] for n in pair) > 1]
+    odd = {n for pair, k in times.items() for n in pair if k > 1 or partners[n] > 1}
     known = {path.pair: path for path in _remembered(state)}
-    for pair in (*broken, *(pair for pair in blinks if pair not in broken)):
-        rounds = known[pair].rounds if pair in known else ()
-        blinked = known[pair].blinked if pair in known else frozenset[NodeId]()
-        known[pair] = BrokenPath(pair, (*rounds, r.number), blinked | r.broke_off.intersection(pair))
+    for pair in dict.fromkeys((*times, *blinks)):
+        path = known.pop(pair, BrokenPath(pair, ()))
+        once = frozenset[int]() if pair in blinks or odd.intersection(pair) else frozenset({r.number})
+        blinked = path.blinked | (r.broke_off.intersection(pair) if pair in blinks else frozenset())
+        known[pair] = BrokenPath(pair, (*path.rounds, r.number), path.once | once, blinked)
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
-    odd = {n for pair in broken for n in pair if times[pair] > 1 or partners[n] > 1}  # else the other end is
-    for node in sorted(r.broke_off & _blinkers(state, max(MIN_ACCUSERS, _most(state))), key=order):
-        state = charge_who_broke_off(state, node, "its connections broke, as others said round by round,", out)
+    many = _blinkers(state, max(MIN_ACCUSERS, _third(state)))
+    for node in sorted(r.broke_off & _blinkers(state, 2), key=order):
+        if node in many:
+            what = "its connections broke, as others said round by round,"
+            state = charge_who_broke_off(state, node, what, out)
+        else:
+            state = lend_time(state, node, r.interrupted.get(node, 0.0))
+    return _charge_culprits(state, times, odd, out)
+
+
+def _charge_culprits(state: State, times: Mapping[Pair, int], odd: Collection[NodeId], out: list[Effect]) -> State:
+    """Charge those to blame for paths that broke in the round, so often each: the `odd`, which broke with others,
+    too, or twice; and who said so itself. Of whom another says so, once, that other one may be."""
+    r, paths = state.round, state.conduct.broken
+    assert r.plan is not None and r.planned_at is not None
+    seconds, to_blame = r.plan.opened_at - r.planned_at, culprits(state)
     new = excused(state, odd)
-    for node in sorted(odd.intersection(culprits(state)), key=order):
+    for node in sorted(to_blame.intersection(n for pair in times for n in pair), key=order):
+        if node not in odd and not any(by == node for by, _ in r.accused):
+            state = _lend_to_who_goes_on(state, node, times, seconds)
+            continue
         others = sorted({n for path in paths for n in path.pair if node in path.pair} - {node}, key=order)
         sentence = f"its paths to {state.names(others)} broke, those between others did not"
         facts = tuple((str(n), _rounds(paths, node, n)) for n in others[:20])
-        seconds, others_say_so = r.plan.opened_at - r.planned_at, _others_say_so(state, node, broken)
+        others_say_so = _others_say_so(state, node, times)
         if others_say_so and node in new:
             state = lend_time(state, node, seconds)
             continue
-        part = strike_part(state, seconds) if others_say_so else 1.0
+        part = strike_part(state, seconds) if others_say_so or node not in odd else 1.0
         state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts, part=part), out)
+    return state
+
+
+def _lend_to_who_goes_on(state: State, node: NodeId, times: Mapping[Pair, int], seconds: float) -> State:
+    """Who alone says of a member to blame, over and over, that it cannot reach it owes the time that this costs:
+    it owns nothing for a while, and needs no path to it."""
+    for path in _remembered(state):
+        if path.pair in times and node in path.pair and len(path.rounds) >= OVER_AND_OVER:
+            for other in set(path.pair) - {node}:
+                state = lend_time(state, other, seconds)
     return state
 
 
@@ -129,19 +177,17 @@ def charge_who_broke_off(state: State, node: NodeId, what: str, out: list[Effect
 
 
 def _blinks(state: State) -> list[Pair]:
-    """The paths of members that lost their sessions for a moment, while one alone said that it could not reach
-    them: that ended an attempt, and nobody knows who of the two wanted that."""
-    r, here = state.round, state.members.here
+    """The paths of members that had no session, while so few said that they could not reach them that it may be
+    the doing of these: that ended an attempt, and nobody knows whose doing it was."""
     found = list[Pair]()
-    for peer in sorted(r.broke_off, key=order):
-        said = [node for node, of in r.accused if of == peer]
-        if len(said) == 1 and peer in here and here[peer].connected:
-            node = said[0]
-            found.append((node, peer) if order(node) < order(peer) else (peer, node))
+    for peer in sorted(state.round.broke_off, key=order):
+        said = sorted((node for node, of in state.round.accused if of == peer), key=order)
+        if not is_known(state, len(said)):
+            found += [(node, peer) if order(node) < order(peer) else (peer, node) for node in said]
     return found
 
 
-def _others_say_so(state: State, node: NodeId, broken: Collection[Pair]) -> bool:
+def _others_say_so(state: State, node: NodeId, broken: Iterable[Pair]) -> bool:
     """Whether at least half of those whose paths to this member broke in the round say so themselves."""
     others = [n for pair in broken if node in pair for n in pair if n != node]
     return 2 * sum((n, node) in state.round.accused for n in others) >= len(others)

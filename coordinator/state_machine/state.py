@@ -113,6 +113,7 @@ class Audit(Struct, frozen=True, gc=False):
     asked: dict[NodeId, float] = {}  # since when they may, in seconds
     took: tuple[float, ...] = ()  # seconds of the answers so far
     voices: dict[NodeId, AuditReported] = {}  # what they found
+    away: frozenset[NodeId] = frozenset()  # that were named, and lost their sessions once
     silent: frozenset[NodeId] = frozenset()  # that were named, and found nothing
     busy: frozenset[NodeId] = frozenset()  # of these, who said that they came to it too late
     wide: bool = False  # all able members are named
@@ -238,6 +239,7 @@ class BrokenPath(Struct, frozen=True, gc=False):
 
     pair: Pair  # in the order in which they joined
     rounds: tuple[int, ...]  # ascending
+    once: frozenset[int] = frozenset()  # the rounds in which that was once, and neither of them broke with others
     blinked: frozenset[NodeId] = frozenset()  # who of them had no session meanwhile, so that one word was enough
 
 

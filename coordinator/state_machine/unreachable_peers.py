@@ -18,7 +18,7 @@ MAX_PAUSE_SECONDS = 30.0  # between attempts that have no better prospect than t
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
     """A connection broke: it costs the attempt, and the pair is remembered for the next ones. A peer that lost its
     session, too, may come back: until then they are without it, and the clock puts it out. What that cost is held
-    against it where two say so, or it begins anew. What is said of an earlier attempt is remembered, too."""
+    against it where a third say so, or it begins anew. What is said of an earlier attempt is remembered, too."""
     r, node, peer = state.round, event.node, event.peer
     if r.planned_at is None or event.fence.round != r.number or node == peer:
         return state
@@ -62,10 +62,10 @@ def _lost_its_session(state: State, node: NodeId, now: float) -> bool:
 
 
 def _interrupted(state: State, event: PeerUnreachable, out: list[Effect]) -> State:
-    """A member says that a peer which has no session either cannot be reached: where two do, it is so."""
+    """A member says that a peer which has no session either cannot be reached: where a third do, it is so."""
     said = state.round.accused | {(event.node, event.peer)}
     state = with_round(state, replace(state.round, accused=said))
-    if sum(peer == event.peer for _, peer in said) < 2:
+    if not broken_paths.is_known(state, sum(peer == event.peer for _, peer in said)):
         return state
     return broken_paths.charge_who_broke_off(state, event.peer, "its connections broke", out)
 

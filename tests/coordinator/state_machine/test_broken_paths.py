@@ -1,7 +1,9 @@
 """Paths between members that broke: whom they are held against, and how heavily."""
 
+import pytest
 from member_story import Story
 
+from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import broken_paths
@@ -104,4 +106,122 @@ def test_what_is_said_of_attempts_whose_plan_some_may_not_have_had_is_held_again
     story.do("lost", ["c", "a"])
     assert story.state.round.lost == ((NodeId("n1"), NodeId("n3")),), "all had time to have this plan"
     story.reduce()
-    assert not story.state.conduct.strikes and not story.state.conduct.broken
+    assert not story.state.conduct.strikes and [path.once for path in story.state.conduct.broken] == [{1}]
+
+
+def single_words(partners: list[tuple[str, str]], rounds: int) -> tuple[Story, list[int]]:
+    """In each round one says once that it cannot reach another, by turns, late in the exchange; and how many
+    attempts each round took."""
+    story, attempts = Story(NAMES), list[int]()
+    for k in range(rounds):
+        story.train()
+        node, peer = partners[k % len(partners)]
+        if story.state.round.plan is not None and story.contributes(story.node(node)):
+            story.do("wait", ["2"])
+            story.do("lost", [node, peer])
+        story.reduce()
+        assert story.state.pending is not None
+        attempts.append(story.state.pending.attempts)
+    return story, attempts
+
+
+def test_who_says_once_in_each_round_that_it_cannot_reach_another_ends_two_attempts() -> None:
+    """Nobody can tell who of the two it is: neither owns anything then, and they need no path."""
+    story, attempts = single_words([("a", "h")], 12)
+    assert attempts == [2, 2] + [1] * 10
+    assert not story.state.conduct.strikes
+
+
+def test_who_says_it_once_of_one_after_the_other_is_known_by_that_and_charged_with_what_it_costs() -> None:
+    story, attempts = single_words([("a", name) for name in "bcdefgh"], ROUNDS)
+    assert set(story.state.conduct.strikes) == {"n1"}
+    assert Offence.ACCUSER in story.state.conduct.strikes["n1"].latest
+    assert broken_paths.culprits(story.state) == {NodeId("n1")}
+    assert min(attempts[ROUNDS // 2 :]) == 1
+
+
+def test_who_says_over_and_over_that_it_cannot_reach_one_to_blame_owes_the_time() -> None:
+    story, _ = single_words([("a", name) for name in "cdefg"], 5)
+    assert broken_paths.culprits(story.state) == {NodeId("n1")}
+    owned, attempts = list[bool](), list[int]()
+    for _ in range(10):
+        story.train()
+        owned.append(story.node("b") in story.owners())
+        story.do("wait", ["2"])
+        story.do("lost", ["b", "a"])
+        story.reduce()
+        assert story.state.pending is not None
+        attempts.append(story.state.pending.attempts)
+    assert all(owned[:4]) and not any(owned[4:6]), owned
+    assert attempts[:4] == [2] * 4 and attempts[4:].count(1) >= 4, "for as many rounds as it cost tenths of one"
+    assert Offence.ACCUSER not in story.state.conduct.strikes["n2"].latest
+
+
+def test_one_path_that_breaks_once_now_and_then_has_nobody_charged() -> None:
+    """Nor do a few, each once: any link has a bad moment."""
+    story, _ = single_words([("a", "h"), ("a", "g"), ("a", "f"), ("c", "d")], 4)
+    assert not story.state.conduct.strikes and not broken_paths.culprits(story.state)
+
+
+def blink(story: Story, name: str, accusers: str, *, back: bool = True) -> None:
+    """A member has no session for a moment in the exchange, and these say that they cannot reach it."""
+    attempt = str(story.state.round.ledger.attempt)
+    story.do("wait", ["2"])
+    story.do("disconnect", [name])
+    for accuser in accusers:
+        story.do("lost", [accuser, name, f"attempt={attempt}"])
+    if back:
+        story.do("connect", [name])
+
+
+def test_who_stays_away_until_the_commit_has_ended_the_attempt_no_less() -> None:
+    """Two by turns, each with one partner: each pair in two rounds."""
+    story, attempts = Story(NAMES), list[int]()
+    for k in range(10):
+        story.train()
+        name, partner = ("c", "d") if k % 2 else ("b", "e")
+        if story.contributes(story.node(name)) and story.state.round.plan is not None:
+            blink(story, name, partner, back=False)
+        story.reduce()
+        assert story.state.pending is not None
+        attempts.append(story.state.pending.attempts)
+        for away in "bc":
+            story.do("connect" if story.node(away) in story.state.members.here else "back", [away])
+    assert attempts[:4] == [2] * 4 and attempts[4:] == [1] * 6, attempts
+
+
+@pytest.mark.parametrize(("accusers", "charged"), [("ab", False), ("abd", True)])
+def test_two_words_do_not_have_a_member_charged_whose_session_breaks_for_a_moment(
+    accusers: str, charged: bool
+) -> None:
+    story = Story(NAMES)
+    for _ in range(4):
+        story.train()
+        if story.state.round.plan is not None and story.contributes(story.node("c")):
+            blink(story, "c", accusers)
+        story.reduce()
+    latest = {node for node, strikes in story.state.conduct.strikes.items() if strikes.latest}
+    assert latest == ({"n3"} if charged else set())
+
+
+@pytest.mark.parametrize("how", ["leave", "expire"])
+def test_two_who_leave_after_one_word_each_do_not_have_a_member_charged(how: str) -> None:
+    """Of six who are left two are a third; of the eight that there were they are not."""
+    story = Story(NAMES)
+    for _ in range(3):
+        story.train()
+        for name in "ab":
+            story.do("wait", ["2"])
+            if story.state.round.plan is not None and story.contributes(story.node("c")):
+                story.do("lost", [name, "c"])
+        if how == "leave":
+            story.do("leave", ["a", "b"])
+        else:
+            story.do("disconnect", ["a", "b"])
+            story.do("wait", ["15"])
+        story.reduce()
+        for name in "ab":
+            if story.node(name) not in story.state.members.here:
+                story.do("back", [name])
+                story.do("state", [name, str(story.state.committed)])
+    assert "n3" not in {node for node, strikes in story.state.conduct.strikes.items() if strikes.latest}

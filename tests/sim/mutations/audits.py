@@ -7,6 +7,7 @@ AUDIT, RUNS = (
     "tests/coordinator/state_machine/test_audit_runs.py",
 )
 NORMS_AUDITED = "tests/coordinator/state_machine/test_audit_norms.py"
+ATTEMPTS = "tests/coordinator/state_machine/test_attempt_members.py"
 AUDITORS = "tests/coordinator/state_machine/test_auditors.py"
 OUTSIZED = "tests/coordinator/state_machine/test_audit_outsized.py"
 AUDITOR = "tests/comm/allreduce/test_auditor.py"
@@ -66,8 +67,8 @@ MUTATIONS = [
     Mutation(
         "who broke off an attempt is in the next ones of the round",
         C + "state_machine/attempt_members.py",
-        " and n not in r.broke_off",
-        "",
+        "tuple(n for n in back if n not in r.broke_off)",
+        "back",
         NORMS_AUDITED,
     ),
     Mutation(
@@ -360,7 +361,56 @@ MUTATIONS = [
         "able = able_auditors(state) - audit.silent",
         AUDITORS,
     ),
-    Mutation("leaves audit", NAMING, "n in here and not here[n].leaf and", "n in here and", AUDIT),
+    Mutation(
+        "who is back first is alone in the next attempt",
+        C + "state_machine/attempt_members.py",
+        "need = max(least, ceil(state.config.rounds.quorum * len(ready)), min(2, len(ready)))",
+        "need = least",
+        ATTEMPTS,
+    ),
+    Mutation(
+        "an attempt may be of fewer than a quorum once those left out are out of it",
+        C + "state_machine/attempt_members.py",
+        "connected = (_connected(state, some, least) for some in (sound, back))",
+        "connected = (_connected(state, some, least) if len(some) >= need else () for some in (sound, ()))",
+        ATTEMPTS,
+    ),
+    Mutation(
+        "who had the others left out is a majority",
+        NAMING,
+        "nodes = {e.node for e in state.round.ledger.entries if e.node in here}",
+        "nodes = {e.node for e in state.round.ledger.entries if e.node in here and not e.gone}",
+        ATTEMPTS,
+    ),
+    Mutation(
+        "who had the others left out has one charged with showing nothing",
+        VERDICT,
+        "others = max(len(voices.keys() - {node}) + len(audit.busy), len(able - {node}))",
+        "others = len(voices.keys() - {node}) + len(audit.busy)",
+        ATTEMPTS,
+    ),
+    Mutation(
+        "what is sealed while nobody can audit is not drawn",
+        MACHINE,
+        "possible = possible_auditors(state)  # else who",
+        "possible = able_auditors(state)  # else who",
+        ATTEMPTS,
+    ),
+    Mutation(
+        "an audit is over while its auditors are away for a moment",
+        MACHINE,
+        "if len(audit.voices) < audit.wanted and possible - able - {audit.owner} - audit.silent:",
+        "if False:",
+        ATTEMPTS,
+    ),
+    Mutation(
+        "an auditor that was away for a moment is not named again",
+        MACHINE,
+        "silent = audit.silent | (gone - back) | late",
+        "silent = audit.silent | gone | late",
+        ATTEMPTS,
+    ),
+    Mutation("leaves audit", NAMING, "if not here[n].leaf and here[n].key", "if here[n].key", AUDIT),
     Mutation("two voices convict", NAMING, "MIN_VOICES = 3", "MIN_VOICES = 2", AUDIT),
     Mutation(
         "what a convicted owner sealed besides is committed",

@@ -18,8 +18,8 @@ MUTATIONS = [
     Mutation(
         "who was left out for its slow link is in the next attempt",
         C + "state_machine/attempt_members.py",
-        "if state.members.trusted(n) and n not in r.slow and n not in r.broke_off",
-        "if state.members.trusted(n) and n not in r.broke_off",
+        "if trusted(n) and n not in r.slow)",
+        "if trusted(n))",
         SLOW,
     ),
     Mutation(

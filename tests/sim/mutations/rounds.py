@@ -96,7 +96,7 @@ MUTATIONS = [
     Mutation(
         "an attempt may have too few members",
         C + "state_machine/attempt_members.py",
-        "return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()",
+        "return members if len(members) >= least and reachable(state, members) and now >= r.paused_until else ()",
         "return members if now >= r.paused_until else ()",
         4,
     ),

@@ -1,0 +1,127 @@
+"""Who is in a round's next attempt: liars gain nothing by having others left out of it."""
+
+import pytest
+from audit_world import AuditWorld, Lies, liar
+
+from atoll.comm.bitmap import places
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.coordinator.state_machine import events as ev
+
+N1, N2 = NodeId("n1"), NodeId("n2")
+LIARS = {N1, N2}
+Pairs = tuple[tuple[int, int], ...]
+
+
+def lose(world: AuditWorld, node: int, peer: int) -> None:
+    """One says that it cannot reach the other, as soon as there is an attempt."""
+    while world.state.round.plan is None:
+        world.now += 0.25
+        world.feed(ev.Tick())
+    fence = world.state.round.plan.fence
+    world.feed(ev.PeerUnreachable(NodeId(f"n{node}"), 1, NodeId(f"n{peer}"), fence, "reset"))
+
+
+def leave_out(words: Pairs, blinks: Pairs, lies: Lies, audit: str = "1e-9") -> AuditWorld:
+    """A round in which liars said twice, or once of who had no session for a moment, that they reach these not."""
+    world = AuditWorld(b"7", lies, audit=audit, norms=True)
+    for node, peer in (*words, *words):
+        lose(world, node, peer)
+    for node, peer in blinks:
+        world.feed(ev.Disconnected(NodeId(f"n{peer}"), 1))
+        lose(world, node, peer)
+        world.now += 0.1
+        world.feed(ev.Connected(NodeId(f"n{peer}"), 1))
+    return world
+
+
+def seal(world: AuditWorld) -> None:
+    while world.state.round.plan is None:
+        world.now += 0.25
+        world.feed(ev.Tick())
+    for event in list(world.due()):
+        if isinstance(event, ev.ChunksSealed):
+            world.feed(event)
+
+
+def say_too_long(world: AuditWorld, owner: NodeId) -> int:
+    """Both liars say so of what this owner sealed last; the chunk."""
+    r = world.state.round
+    assert r.plan is not None
+    c = max((c for c, s in r.ledger.sealed.items() if s.by == owner), key=lambda c: r.ledger.since[c])
+    fence = r.plan.fence._replace(attempt=r.ledger.since[c])
+    for node in (N1, N2):
+        world.feed(ev.SealOutsized(node, 1, fence, c, r.ledger.sealed[c].digest, 9.0))
+    return c
+
+
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_who_is_back_first_when_all_streams_broke_is_not_alone_in_the_next_attempt(minimum: int) -> None:
+    """As many as the run needs would be enough, and nothing can be audited among two."""
+    lies = liar(1, "seal") | (liar(2, "seal") if minimum == 2 else {})
+    world = AuditWorld(b"n1", lies, audit="1000")
+    members = replace(world.state.config.members, minimum=minimum)
+    world.state = replace(world.state, config=replace(world.state.config, members=members))
+    for node in list(world.state.members.here):
+        world.feed(ev.Disconnected(node, 1))
+    world.now += 0.1
+    for node in lies:
+        world.feed(ev.Connected(node, 1))
+    lose(world, 1, 3)
+    for _ in range(8):
+        world.now += 0.1
+        for event in (*world.due(), ev.Tick()):
+            if isinstance(event, ev.Tick) or event.node in lies:  # type: ignore[attr-defined]
+                world.feed(event)
+    assert not world.state.committed
+    for node in list(world.state.members.here):
+        world.feed(ev.Connected(node, 1))
+    world.run()
+    assert not world.wrong() and world.convicted() <= set(lies), world.notes
+
+
+@pytest.mark.parametrize(
+    ("words", "blinks"),
+    [(((1, 8), (2, 7)), ((1, 6), (2, 5))), ((), ((1, 6), (2, 5), (1, 7), (2, 8))), (((1, 8), (2, 7)), ((1, 6),))],
+)
+def test_two_who_have_others_left_out_convict_nobody_who_is_honest(words: Pairs, blinks: Pairs) -> None:
+    """Of four that are left two are a majority of three voices, but not of the round's."""
+    world = leave_out(words, blinks, liar(1, "audit") | liar(2, "audit"))
+    seal(world)
+    assert len(world.state.round.ledger.members) <= 5
+    honest = next(s.by for s in world.state.round.ledger.sealed.values() if s.by not in LIARS)
+    say_too_long(world, honest)
+    world.run()
+    assert world.convicted() | world.charged().keys() <= LIARS, world.notes
+
+
+def slander(world: AuditWorld, c: int, victim: NodeId) -> None:
+    """Play the audit of the chunk, in which both liars say that the victim shows them nothing."""
+    for _ in range(4):
+        r = world.state.round
+        if r.plan is None or c not in r.audits:
+            return
+        for node in r.audits[c].named:
+            if (audit := world.state.round.audits.get(c)) is None or node in audit.voices:
+                continue
+            said = world.finding(node, audit)
+            if node in LIARS:
+                receipt = world.receipt(audit, list(places(audit.inputs)), node).pack()
+                said = replace(said, digest=b"", receipts=(receipt,), silent=(world.place(victim),))
+            world.feed(said)
+
+
+def test_two_who_have_others_left_out_have_nobody_charged_with_showing_nothing() -> None:
+    world = leave_out(((1, 8), (2, 7)), ((1, 6),), liar(1, "mute") | liar(2, "mute"))
+    seal(world)
+    slander(world, say_too_long(world, NodeId("n3")), NodeId("n5"))
+    assert any("n5 showed some auditors nothing" in note for note in world.notes), world.notes
+    assert not world.charged()
+
+
+def test_where_others_were_left_out_an_attempt_has_a_quorum_all_the_same() -> None:
+    """Then honest members are among those that own and audit."""
+    world = leave_out(((1, 8), (2, 7)), ((1, 6), (2, 5), (1, 3)), liar(1, "seal") | liar(2, "seal"))
+    seal(world)
+    members = world.state.round.ledger.members
+    assert len(set(members) - LIARS) >= 2 and len(members) >= 4, members
