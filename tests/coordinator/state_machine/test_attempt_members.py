@@ -125,3 +125,24 @@ def test_where_others_were_left_out_an_attempt_has_a_quorum_all_the_same() -> No
     seal(world)
     members = world.state.round.ledger.members
     assert len(set(members) - LIARS) >= 2 and len(members) >= 4, members
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_audit_waits_for_auditors_that_are_away_for_a_moment(sealed: bool) -> None:
+    """Else a friend would be the only one to look at what an owner forged, before or after all streams broke."""
+    world = AuditWorld(b"n1", liar(1, "seal") | liar(2, "cover"), audit="1000")
+    honest = [node for node in world.state.members.here if node not in LIARS]
+    if sealed:
+        seal(world)
+    for node in honest:
+        world.feed(ev.Disconnected(node, 1))
+    for _ in range(5):
+        world.now += 0.1
+        for event in list(world.due()):
+            if getattr(event, "node", None) in LIARS:
+                world.feed(event)
+        world.feed(ev.Tick())
+    for node in honest:
+        world.feed(ev.Connected(node, 1))
+    world.run()
+    assert not world.wrong() and world.convicted() == {N1}, world.notes

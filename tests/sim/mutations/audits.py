@@ -371,8 +371,8 @@ MUTATIONS = [
     Mutation(
         "an attempt may be of fewer than a quorum once those left out are out of it",
         C + "state_machine/attempt_members.py",
-        "connected = (_connected(state, some, least) for some in (sound, back))",
-        "connected = (_connected(state, some, least) if len(some) >= need else () for some in (sound, ()))",
+        "next((some for some in connected if len(some) >= need), None)",
+        "next((_connected(state, some, least) for some in (sound, back) if len(some) >= need), None)",
         ATTEMPTS,
     ),
     Mutation(
