@@ -42,6 +42,7 @@ from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.run_records import RecordOptions, RunRecords
 from atoll.coordinator.state_machine.events import Effect, Publish
+from atoll.coordinator.state_machine.members import VERIFIER
 from atoll.coordinator.state_machine.state import CLOSING, Phase
 from atoll.coordinator.tracking.tracker import WANDB_ID, Tracker
 from atoll.coordinator.tracking.view import save_view
@@ -327,7 +328,8 @@ def invite_url(
 ) -> Invite:
     """A join URL with a fresh token of the run in `state_dir`, for `uses` nodes of these roles (none: of all); the
     coordinator may be running. `dht`: the multiaddrs of gateways, which the URL is to name in the coordinator's
-    place. Raises `ConfigError` for a role that there is not, or a run without a certificate to be found by."""
+    place. Raises `ConfigError` for a role that the run has no use for, or a run without a certificate to be found
+    by."""
     with opened_journal(state_dir) as journal:
         address, run = journal.meta("address"), journal.meta("run")
         if address is None or run is None:
@@ -335,6 +337,9 @@ def invite_url(
         pin = Pin(journal.meta("pin") or NO_PIN)
         if dht and not pin:
             raise ConfigError("the run is not encrypted, and a gateway finds it by its pin: set security.tls=on")
+        config = journal.meta("config")
+        if VERIFIER in roles and config is not None and not from_json(config.encode()).security.replay:
+            raise ConfigError("--role verifier: this run replays nothing (security.replay is 0)")
         address = f"{DHT}{','.join(dht)}" if dht else address
         return Invite(address, run, journal.issue_token(name, uses, expires, checked_roles(roles)), pin)
 

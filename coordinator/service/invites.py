@@ -48,7 +48,8 @@ class InviteRecord:
         """Raise `Refused` unless its nodes may have this role of the protocol (empty: they train)."""
         if (self.roles or role == VERIFIER) and (role or TRAINER) not in self.roles:
             roles = " or ".join(self.roles) or "trainer or reducer"
-            raise Refused(f"the invite of this node is for a {roles}, not a {role or TRAINER}: {ASK}")
+            own = f"give --role {self.roles[0]}, or " if self.roles and self.roles[0] != TRAINER else ""
+            raise Refused(f"the invite of this node is for a {roles}, not a {role or TRAINER}: {own}{ASK}")
 
     def state(self, wall: float) -> str:
         """The state that people are shown, at `wall` (seconds since 1970)."""

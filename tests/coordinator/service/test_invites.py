@@ -9,8 +9,11 @@ import pytest
 from control_nodes import Code, coordinator, refused
 from journal_contents import sample
 
+from atoll.comm.config.run import RunConfig, to_json
+from atoll.comm.config.security import SecurityConfig
 from atoll.comm.errors import ConfigError, Refused
 from atoll.comm.replace import replace
+from atoll.coordinator.server import invite_url
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine import events as ev
@@ -43,7 +46,7 @@ def test_an_invite_is_for_its_roles() -> None:
     replace(OPEN, roles=("reducer",)).check_role(REDUCER)
     with pytest.raises(Refused, match="for a trainer, not a reducer"):
         replace(OPEN, roles=("trainer",)).check_role(REDUCER)
-    with pytest.raises(Refused, match="for a reducer, not a trainer"):
+    with pytest.raises(Refused, match="for a reducer, not a trainer: give --role reducer, or ask"):
         replace(OPEN, roles=("reducer",)).check_role("")
     assert checked_roles(["reducer", "trainer", "reducer"]) == ("trainer", "reducer")
     with pytest.raises(ConfigError, match="--role is 'boss'"):
@@ -94,3 +97,17 @@ def test_a_node_joins_in_the_role_of_its_invite_and_comes_back_in_no_other(tmp_p
             assert c.journal.invites()[-1].left == 4, "it is one node, however often it joins"
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("replay", [0.0, 0.1])
+def test_an_invite_for_verifiers_is_for_a_run_that_replays(tmp_path: Path, replay: float) -> None:
+    config = RunConfig(security=SecurityConfig(replay=replay))
+    with closing(Journal(tmp_path)) as journal:
+        for key, value in (("address", "127.0.0.1:1"), ("run", "run"), ("config", to_json(config).decode())):
+            journal.set_meta(key, value)
+    if replay:
+        assert invite_url(tmp_path, "me", 1, 1.0, ["verifier"]).token
+    else:
+        with pytest.raises(ConfigError, match=r"this run replays nothing \(security.replay is 0\)"):
+            invite_url(tmp_path, "me", 1, 1.0, ["verifier"])
+    assert invite_url(tmp_path, "me", 1, 1.0, ["trainer"]).token

@@ -292,10 +292,12 @@ Hardware: {hardware}.
 
 Members of a run of strangers may be broken or malicious. Here one or two of eight lie, in every round of forty, in
 one way each; the table says what that does to the final loss, without a defence and with it. `atoll simulate`
-shows the same of a run of your own:
+shows the same of a run of your own, this one in a minute or two each:
 
-    atoll simulate demo --nodes 8 --out sim-off --no-baseline --liars 1 --liar flip:10 --defence off
-    atoll simulate demo --nodes 8 --out sim-on --no-baseline --liars 1 --liar flip:10
+    atoll simulate demo --nodes 8 --steps 80 rounds.inner_steps=10 --no-baseline --liars 1 --liar flip:10 \\
+        --out sim-off --defence off
+    atoll simulate demo --nodes 8 --steps 80 rounds.inner_steps=10 --no-baseline --liars 1 --liar flip:10 \\
+        --out sim-on
 
 Who was struck, and when, is under `decisions` in the summary.json of each folder. Leave the defence as it is: all
 of it is on in runs with invites unless the config says otherwise. What it does not defend is named in
