@@ -9,6 +9,8 @@ from atoll.coordinator.state_machine import broken_paths
 from atoll.coordinator.state_machine.chunk_owners import reachable, reducers
 from atoll.coordinator.state_machine.state import State, order
 
+MAX_BROKEN_OFF = 2  # attempts of a round that one may end so, whoever is needed
+
 
 def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     """Members for another attempt; none: the run waits. Where enough remain, a quorum of those who contributed and
@@ -18,11 +20,14 @@ def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     r, least = state.round, max(state.config.members.minimum, 1)
     saving, trusted = state.members.saving, state.members.trusted
     ready = tuple(n for n in r.participants if n in r.ledger.contributions and n not in saving)
-    need = max(least, ceil(state.config.rounds.quorum * len(ready)), min(2, len(ready)))
-    back = tuple(n for n in ready if trusted(n) and n not in r.slow)
+    fast = tuple(n for n in ready if n not in r.slow)
+    need = max(least, ceil(state.config.rounds.quorum * len(fast)), min(2, len(fast)))
+    rest = tuple(n for n in fast if r.broke_off.get(n, 0) < MAX_BROKEN_OFF)
+    back = tuple(n for n in rest if trusted(n))
     sound = tuple(n for n in back if n not in r.broke_off)
-    connected = (_connected(state, some, least) for some in (sound, back))
-    members = next((some for some in connected if len(some) >= need), None) or _connected(state, ready, least)
+    tiers = (sound, back, rest if len(rest) >= least else ready)
+    connected = [_connected(state, some, least) for some in tiers]
+    members = next((some for some in connected if len(some) >= need), connected[-1])
     return members if len(members) >= least and reachable(state, members) and now >= r.paused_until else ()
 
 

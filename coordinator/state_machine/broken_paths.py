@@ -118,12 +118,12 @@ def remember(state: State, out: list[Effect]) -> State:
     for pair in dict.fromkeys((*times, *blinks)):
         path = known.pop(pair, BrokenPath(pair, ()))
         once = frozenset[int]() if pair in blinks or odd.intersection(pair) else frozenset({r.number})
-        blinked = path.blinked | (r.broke_off.intersection(pair) if pair in blinks else frozenset())
+        blinked = path.blinked | (r.broke_off.keys() & pair if pair in blinks else frozenset())
         known[pair] = BrokenPath(pair, (*path.rounds, r.number), path.once | once, blinked)
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
     many = _blinkers(state, max(MIN_ACCUSERS, _third(state)))
-    for node in sorted(r.broke_off & _blinkers(state, 2), key=order):
+    for node in sorted(r.broke_off.keys() & _blinkers(state, 2), key=order):
         if node in many:
             what = "its connections broke, as others said round by round,"
             state = charge_who_broke_off(state, node, what, out)

@@ -189,7 +189,7 @@ class RoundState(Struct, frozen=True, gc=False):
     doubted: dict[Doubt, tuple[int, Sample]] = {}
     reopened: int = 0  # attempts for what was told of deltas and could be audited no more
     untold: frozenset[int] = frozenset()  # chunks that were audited as a relay told nothing of its part of them
-    broke_off: frozenset[NodeId] = frozenset()  # who ended an attempt: without a session, and out of reach
+    broke_off: dict[NodeId, int] = {}  # who ended attempts, without a session and out of reach, and how many
     interrupted: dict[NodeId, float] = {}  # seconds that were lost as it could not be reached, nor had a session
     withdrawn: frozenset[NodeId] = frozenset()  # whose delta was longer than told, and is left out
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed

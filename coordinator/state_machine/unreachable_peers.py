@@ -43,7 +43,9 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
     why = f"{name} could not reach {other}"
     if gone := _lost_its_session(state, peer, now):
         lost = r.interrupted | {peer: r.interrupted.get(peer, 0.0) + now - r.plan.opened_at}
-        known = replace(state.round, interrupted=lost, broke_off=state.round.broke_off | {peer})
+        known = replace(
+            state.round, interrupted=lost, broke_off=r.broke_off | {peer: r.broke_off.get(peer, 0) + 1}
+        )
         state = _interrupted(with_round(state, known), event, out)
     else:
         state = _with_lost(state, event, again=True)

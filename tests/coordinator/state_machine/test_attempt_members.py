@@ -2,6 +2,7 @@
 
 import pytest
 from audit_world import AuditWorld, Lies, liar
+from member_story import Story
 
 from atoll.comm.bitmap import places
 from atoll.comm.ids import NodeId
@@ -147,3 +148,24 @@ def test_an_audit_waits_for_auditors_that_are_away_for_a_moment(sealed: bool) ->
         world.feed(ev.Connected(node, 1))
     world.run()
     assert not world.wrong() and world.convicted() == {N1}, world.notes
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_who_breaks_off_each_attempt_is_out_of_the_round_though_a_quorum_needs_it(names: str) -> None:
+    """Two of three would be no quorum of three quarters, and one of two none of any."""
+    story = Story(list(names), names[-1])
+    rounds = replace(story.state.config.rounds, quorum=0.75)
+    members = replace(story.state.config.members, minimum=1)
+    story.state = replace(story.state, config=replace(story.state.config, rounds=rounds, members=members))
+    story.train()
+    for _ in range(8):
+        if story.state.committed:
+            break
+        if story.state.round.plan is not None and story.contributes(story.liar):
+            story.do("disconnect", [names[-1]])
+            story.do("lost", ["a", names[-1]])
+            story.do("connect", [names[-1]])
+        story.do("wait", ["1"])
+    story.reduce()
+    assert story.state.pending is not None and story.state.pending.attempts <= 3
+    assert story.liar not in story.state.pending.contributors

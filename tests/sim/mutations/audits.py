@@ -362,17 +362,24 @@ MUTATIONS = [
         AUDITORS,
     ),
     Mutation(
+        "who a quorum needs breaks off all attempts",
+        C + "state_machine/attempt_members.py",
+        "rest = tuple(n for n in fast if r.broke_off.get(n, 0) < MAX_BROKEN_OFF)",
+        "rest = fast",
+        ATTEMPTS,
+    ),
+    Mutation(
         "who is back first is alone in the next attempt",
         C + "state_machine/attempt_members.py",
-        "need = max(least, ceil(state.config.rounds.quorum * len(ready)), min(2, len(ready)))",
+        "need = max(least, ceil(state.config.rounds.quorum * len(fast)), min(2, len(fast)))",
         "need = least",
         ATTEMPTS,
     ),
     Mutation(
         "an attempt may be of fewer than a quorum once those left out are out of it",
         C + "state_machine/attempt_members.py",
-        "next((some for some in connected if len(some) >= need), None)",
-        "next((_connected(state, some, least) for some in (sound, back) if len(some) >= need), None)",
+        "next((some for some in connected if len(some) >= need), connected[-1])",
+        "next((_connected(state, some, least) for some in tiers if len(some) >= need), connected[-1])",
         ATTEMPTS,
     ),
     Mutation(

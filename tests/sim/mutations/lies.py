@@ -18,8 +18,8 @@ MUTATIONS = [
     Mutation(
         "who was left out for its slow link is in the next attempt",
         C + "state_machine/attempt_members.py",
-        "if trusted(n) and n not in r.slow)",
-        "if trusted(n))",
+        "fast = tuple(n for n in ready if n not in r.slow)",
+        "fast = ready",
         SLOW,
     ),
     Mutation(
