@@ -50,11 +50,12 @@ def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
 
 def culprits(state: State) -> frozenset[NodeId]:
     """The members to which the paths from at least a third of the members broke, of those remembered, or from most
-    of them, if each was once."""
-    paths = _remembered(state)
-    sure = [path.pair for path in paths if len(path.rounds) > 1 or not path.once.issuperset(path.rounds)]
-    most = max(MIN_ACCUSERS, _members(state) // 2 + 1)
-    return _breakers(sure, _third(state)) | _breakers([path.pair for path in paths], most)
+    of them, if each was once. That one end had no session the coordinator saw, too: the other one said the truth.
+    """
+    broken = {path: frozenset(path.rounds) - path.blinks for path in _remembered(state)}
+    sure = [path.pair for path, rounds in broken.items() if len(rounds) > 1 or rounds - path.once]
+    any_ = [path.pair for path, rounds in broken.items() if rounds]
+    return _breakers(sure, _third(state)) | _breakers(any_, max(MIN_ACCUSERS, _members(state) // 2 + 1))
 
 
 def _breakers(pairs: list[Pair], partners: int) -> frozenset[NodeId]:
@@ -108,18 +109,19 @@ def without_paths(state: State, members: Collection[NodeId]) -> frozenset[NodeId
 
 def remember(state: State, out: list[Effect]) -> State:
     """Remember the paths that broke in the round that is about to be committed; charge the culprits."""
-    r, blinks = state.round, _blinks(state)
-    if not r.lost and not blinks:
+    r, blinked_pairs = state.round, _blinks(state)
+    if not r.lost and not blinked_pairs:
         return state
     times = Counter(r.lost)
     partners = Counter(n for pair in times for n in pair)
     odd = {n for pair, k in times.items() for n in pair if k > 1 or partners[n] > 1}
     known = {path.pair: path for path in _remembered(state)}
-    for pair in dict.fromkeys((*times, *blinks)):
-        path = known.pop(pair, BrokenPath(pair, ()))
-        once = frozenset[int]() if pair in blinks or odd.intersection(pair) else frozenset({r.number})
-        blinked = path.blinked | (r.broke_off.keys() & pair if pair in blinks else frozenset())
-        known[pair] = BrokenPath(pair, (*path.rounds, r.number), path.once | once, blinked)
+    for pair in dict.fromkeys((*times, *blinked_pairs)):
+        path, now = known.pop(pair, BrokenPath(pair, ())), {r.number}
+        once = path.once | (now if not odd.intersection(pair) else set())
+        blinks = path.blinks | (now if pair not in times else set())
+        blinked = path.blinked | (r.broke_off.keys() & pair if pair in blinked_pairs else set())
+        known[pair] = BrokenPath(pair, (*path.rounds, r.number), once, blinks, blinked)
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
     many = _blinkers(state, max(MIN_ACCUSERS, _third(state)))

@@ -240,7 +240,10 @@ class BrokenPath(Struct, frozen=True, gc=False):
     pair: Pair  # in the order in which they joined
     rounds: tuple[int, ...]  # ascending
     once: frozenset[int] = frozenset()  # the rounds in which that was once, and neither of them broke with others
-    blinked: frozenset[NodeId] = frozenset()  # who of them had no session meanwhile, so that one word was enough
+    blinks: frozenset[int] = (
+        frozenset()
+    )  # the rounds in which one of them had no session, and else it did not break
+    blinked: frozenset[NodeId] = frozenset()  # who that was: so one word was enough
 
 
 class ConductBook(Struct, frozen=True, gc=False):

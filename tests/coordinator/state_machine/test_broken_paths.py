@@ -225,3 +225,22 @@ def test_two_who_leave_after_one_word_each_do_not_have_a_member_charged(how: str
                 story.do("back", [name])
                 story.do("state", [name, str(story.state.committed)])
     assert "n3" not in {node for node, strikes in story.state.conduct.strikes.items() if strikes.latest}
+
+
+def test_who_says_of_members_without_a_session_that_it_cannot_reach_them_is_not_to_blame() -> None:
+    """One is honest, as those are whose sessions broke; two in league say that they cannot reach it, either."""
+    story = Story(NAMES)
+    for name in "dede":
+        story.train()
+        if story.state.round.plan is not None and story.contributes(story.node(name)):
+            blink(story, name, "c")
+        story.reduce()
+    story.train()
+    for liar in ("a", "a", "b", "b"):
+        while story.state.round.plan is None:
+            story.do("wait", ["0.25"])
+        if story.contributes(story.node("c")):
+            story.do("lost", [liar, "c"])
+    story.reduce()
+    assert NodeId("n3") not in broken_paths.culprits(story.state)
+    assert "n3" not in {node for node, strikes in story.state.conduct.strikes.items() if strikes.latest}
