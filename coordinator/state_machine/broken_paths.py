@@ -120,7 +120,7 @@ def remember(state: State, out: list[Effect]) -> State:
         path, now = known.pop(pair, BrokenPath(pair, ())), {r.number}
         once = path.once | (now if not odd.intersection(pair) else set())
         blinks = path.blinks | (now if pair not in times else set())
-        blinked = path.blinked | (r.broke_off.keys() & pair if pair in blinked_pairs else set())
+        blinked = path.blinked | blinked_pairs.get(pair, frozenset())
         known[pair] = BrokenPath(pair, (*path.rounds, r.number), once, blinks, blinked)
     paths = tuple(sorted(known.values(), key=lambda path: path.rounds[-1]))[-MAX_PATHS:]
     state = replace(state, conduct=replace(state.conduct, broken=paths))
@@ -178,14 +178,15 @@ def charge_who_broke_off(state: State, node: NodeId, what: str, out: list[Effect
     return charge(state, node, evidence, out)
 
 
-def _blinks(state: State) -> list[Pair]:
-    """The paths of members that had no session, while so few said that they could not reach them that it may be
-    the doing of these: that ended an attempt, and nobody knows whose doing it was."""
-    found = list[Pair]()
+def _blinks(state: State) -> dict[Pair, frozenset[NodeId]]:
+    """The paths of members that had no session, which these are, while so few said that they could not reach them
+    that it may be the doing of these: that ended an attempt, and nobody knows whose doing it was."""
+    found = dict[Pair, frozenset[NodeId]]()
     for peer in sorted(state.round.broke_off, key=order):
         said = sorted((node for node, of in state.round.accused if of == peer), key=order)
-        if not is_known(state, len(said)):
-            found += [(node, peer) if order(node) < order(peer) else (peer, node) for node in said]
+        for node in said if not is_known(state, len(said)) else ():
+            pair = (node, peer) if order(node) < order(peer) else (peer, node)
+            found[pair] = found.get(pair, frozenset()) | {peer}
     return found
 
 

@@ -244,3 +244,16 @@ def test_who_says_of_members_without_a_session_that_it_cannot_reach_them_is_not_
     story.reduce()
     assert NodeId("n3") not in broken_paths.culprits(story.state)
     assert "n3" not in {node for node, strikes in story.state.conduct.strikes.items() if strikes.latest}
+
+
+def test_only_of_whom_the_other_end_said_it_is_remembered_that_it_had_no_session() -> None:
+    story = Story(NAMES)
+    story.train()
+    blink(story, "a", "b")
+    while story.state.round.plan is None:
+        story.do("wait", ["0.25"])
+    blink(story, "b", "d")
+    story.reduce()
+    blinked = {path.pair: path.blinked for path in story.state.conduct.broken}
+    a, b, d = (story.node(name) for name in "abd")
+    assert blinked == {(a, b): {a}, (b, d): {b}}
