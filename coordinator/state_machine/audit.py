@@ -394,7 +394,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         return state
     if doubt:
         return reach_verdict(state, audit, now, out)
-    if len(audit.voices) < audit.wanted and possible - able - {audit.owner} - audit.silent:
+    if len(audit.voices) < min(audit.wanted, AUDITORS) and possible - able - {audit.owner} - audit.silent:
         return state  # who may be back: else few could choose a moment in which nobody else is there
     if not audit.voices and audit.busy:
         why = f"nobody had the time to audit chunk {audit.chunk}"

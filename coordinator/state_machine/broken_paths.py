@@ -9,9 +9,10 @@ tell it from one pair. So nobody is held to account for one:
     one lost its session, and so    as if it broke twice: else the two could end attempts again and again; who did
     few others said so              so to two owns nothing alone, and nobody waits for it; to three, or where more
                                     say so, it is charged with what that cost
-    with a third of the members     it is this member: it owns nothing, it is left out of the attempt, and charged
-                                    (ACCUSER) for each round in which a path to it broke again; a path that broke
-                                    in one round, once, tells nothing unless most others' did
+    with a third of the members,    it is this member: it owns nothing, it is left out of the attempt, and charged
+      three at least                (ACCUSER) for each round in which a path to it broke again; for paths that
+                                    broke once in a round, by turns, nobody is charged: it owns nothing, and owes
+                                    the others the time that its word costs
 
 A path whose one end is to blame so says nothing of its other end. Who alone says of the others that it cannot
 reach them has a whole strike; of whom the others say it, too, is asleep, or has a bad link: it is charged with
@@ -49,13 +50,21 @@ def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
 
 
 def culprits(state: State) -> frozenset[NodeId]:
-    """The members to which the paths from at least a third of the members broke, of those remembered, or from most
-    of them, if each was once. That one end had no session the coordinator saw, too: the other one said the truth.
-    """
+    """The members to which the paths from at least a third of the members broke, of those remembered, each twice
+    in a round, or with others. That one end had no session the coordinator saw: the other one said the truth."""
+    sure = [path.pair for path in _remembered(state) if frozenset(path.rounds) - path.blinks - path.once]
+    return _breakers(sure, _third(state))
+
+
+def _unreliable(state: State) -> frozenset[NodeId]:
+    """The culprits, and those to which paths broke once in a round: from a third of the members in two rounds or
+    more, or from most in one. Each may have been its other end's doing, so nobody is charged for it; but such a
+    member alone owns nothing, and none of its other ends."""
     broken = {path: frozenset(path.rounds) - path.blinks for path in _remembered(state)}
-    sure = [path.pair for path, rounds in broken.items() if len(rounds) > 1 or rounds - path.once]
-    any_ = [path.pair for path, rounds in broken.items() if rounds]
-    return _breakers(sure, _third(state)) | _breakers(any_, max(MIN_ACCUSERS, _members(state) // 2 + 1))
+    twice = [path.pair for path, rounds in broken.items() if len(rounds) > 1 or rounds - path.once]
+    once = [path.pair for path, rounds in broken.items() if rounds]
+    most = max(MIN_ACCUSERS, len(state.round.participants) // 2 + 1)
+    return culprits(state) | _breakers(twice, _third(state)) | _breakers(once, most)
 
 
 def _breakers(pairs: list[Pair], partners: int) -> frozenset[NodeId]:
@@ -72,15 +81,11 @@ def _breakers(pairs: list[Pair], partners: int) -> frozenset[NodeId]:
     return frozenset(found)
 
 
-def _members(state: State) -> int:
-    """The number of those that were in the round: who leaves makes nobody else one of few."""
-    r = state.round
-    return len(r.participants.keys() | {e.node for e in r.ledger.entries if e.contribution is not None})
-
-
 def _third(state: State) -> int:
-    """To the members of so many paths broke that it is not these who are to blame."""
-    return max(2, -(-_members(state) // 3))
+    """To the members of so many paths broke that it is not these who are to blame: one may lie, and one more path
+    may have broken."""
+    members = len(state.round.participants)
+    return max(2, min(MIN_ACCUSERS, members - 1), -(-members // 3))
 
 
 def is_known(state: State, accusers: int) -> bool:
@@ -99,7 +104,7 @@ def without_paths(state: State, members: Collection[NodeId]) -> frozenset[NodeId
     """The `members` that are to own nothing, as their paths to other ones are broken."""
     if not state.conduct.broken:
         return frozenset()
-    there, to_blame = frozenset(members), culprits(state) | _blinkers(state, 2)
+    there, to_blame = frozenset(members), _unreliable(state) | _blinkers(state, 2)
     found = set[NodeId]()
     for path in _remembered(state):
         if there.issuperset(path.pair) and len(path.rounds) >= BROKEN_ROUNDS:
@@ -135,15 +140,15 @@ def remember(state: State, out: list[Effect]) -> State:
 
 
 def _charge_culprits(state: State, times: Mapping[Pair, int], odd: Collection[NodeId], out: list[Effect]) -> State:
-    """Charge those to blame for paths that broke in the round, so often each: the `odd`, which broke with others,
-    too, or twice; and who said so itself. Of whom another says so, once, that other one may be."""
+    """Charge those to blame for paths that broke in the round, so often each: the `odd`, which broke twice, or
+    with others, too. Who says by turns that it cannot reach others owes the time that this costs."""
     r, paths = state.round, state.conduct.broken
     assert r.plan is not None and r.planned_at is not None
     seconds, to_blame = r.plan.opened_at - r.planned_at, culprits(state)
     new = excused(state, odd)
-    for node in sorted(to_blame.intersection(n for pair in times for n in pair), key=order):
-        if node not in odd and not any(by == node for by, _ in r.accused):
-            state = _lend_to_who_goes_on(state, node, times, seconds)
+    for node in sorted(_unreliable(state).intersection(n for pair in times for n in pair), key=order):
+        if node not in odd or node not in to_blame:
+            state = _lend_to_accusers(state, node, times, seconds)
             continue
         others = sorted({n for path in paths for n in path.pair if node in path.pair} - {node}, key=order)
         sentence = f"its paths to {state.names(others)} broke, those between others did not"
@@ -152,14 +157,17 @@ def _charge_culprits(state: State, times: Mapping[Pair, int], odd: Collection[No
         if others_say_so and node in new:
             state = lend_time(state, node, seconds)
             continue
-        part = strike_part(state, seconds) if others_say_so or node not in odd else 1.0
+        part = strike_part(state, seconds) if others_say_so else 1.0
         state = charge(state, node, Evidence(r.number, Offence.ACCUSER, sentence, facts, part=part), out)
     return state
 
 
-def _lend_to_who_goes_on(state: State, node: NodeId, times: Mapping[Pair, int], seconds: float) -> State:
-    """Who alone says of a member to blame, over and over, that it cannot reach it owes the time that this costs:
-    it owns nothing for a while, and needs no path to it."""
+def _lend_to_accusers(state: State, node: NodeId, times: Mapping[Pair, int], seconds: float) -> State:
+    """An unreliable member that says itself that it cannot reach others owes the time which that costs; so does
+    who alone says it of such a one over and over: it owns nothing for a while, and needs no path to it."""
+    said = state.round.accused
+    if any({by, of} == set(pair) for pair in times for by, of in said if by == node):
+        return lend_time(state, node, seconds)
     for path in _remembered(state):
         if path.pair in times and node in path.pair and len(path.rounds) >= OVER_AND_OVER:
             for other in set(path.pair) - {node}:

@@ -406,7 +406,7 @@ MUTATIONS = [
     Mutation(
         "an audit is over while its auditors are away for a moment",
         MACHINE,
-        "if len(audit.voices) < audit.wanted and possible - able - {audit.owner} - audit.silent:",
+        "if len(audit.voices) < min(audit.wanted, AUDITORS) and possible - able - {audit.owner} - audit.silent:",
         "if False:",
         ATTEMPTS,
     ),

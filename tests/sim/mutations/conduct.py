@@ -51,8 +51,8 @@ MUTATIONS = [
     Mutation(
         "who loses its session to one after the other takes these with it",
         M + "broken_paths.py",
-        "culprits(state) | _blinkers(state, 2)",
-        "culprits(state)",
+        "_unreliable(state) | _blinkers(state, 2)",
+        "_unreliable(state)",
         MISCONDUCT,
     ),
     Mutation(
@@ -548,14 +548,14 @@ MUTATIONS = [
     Mutation(
         "who was to blame before is struck for one word about another who broke with many",
         M + "broken_paths.py",
-        "if node not in odd and not any(by == node for by, _ in r.accused):",
-        "if False:",
+        "if node not in odd or node not in to_blame:",
+        "if node not in to_blame:",
         HERE + "test_broken_paths.py",
     ),
     Mutation(
         "a member's word that it reaches nobody is believed",
         M + "broken_paths.py",
-        "part = strike_part(state, seconds) if others_say_so or node not in odd else 1.0",
+        "part = strike_part(state, seconds) if others_say_so else 1.0",
         "part = strike_part(state, seconds)",
         HERE + "test_broken_paths.py",
     ),
@@ -632,8 +632,8 @@ MUTATIONS = [
     Mutation(
         "who says once of each that it cannot reach it is like anybody",
         M + "broken_paths.py",
-        "any_ = [path.pair for path, rounds in broken.items() if rounds]",
-        "any_ = list[Pair]()",
+        "once = [path.pair for path, rounds in broken.items() if rounds]",
+        "once = list[Pair]()",
         HERE + "test_broken_paths.py",
     ),
     Mutation(
@@ -646,15 +646,36 @@ MUTATIONS = [
     Mutation(
         "who says rightly of one without a session that it cannot reach it is to blame for that",
         M + "broken_paths.py",
-        "frozenset(path.rounds) - path.blinks for path in",
-        "frozenset(path.rounds) for path in",
+        "if frozenset(path.rounds) - path.blinks - path.once]",
+        "if frozenset(path.rounds) - path.once]",
+        HERE + "test_broken_paths.py",
+    ),
+    Mutation(
+        "whom liars refuse is charged as one more of its paths breaks now and then",
+        M + "broken_paths.py",
+        "if node not in odd or node not in to_blame:",
+        "if node not in odd:",
+        HERE + "test_broken_paths.py",
+    ),
+    Mutation(
+        "one liar of four has a member to blame whose other path broke",
+        M + "broken_paths.py",
+        "return max(2, min(MIN_ACCUSERS, members - 1), -(-members // 3))",
+        "return max(2, -(-members // 3))",
+        HERE + "test_broken_paths.py",
+    ),
+    Mutation(
+        "who says by turns that it cannot reach others owes nothing",
+        M + "broken_paths.py",
+        "        return lend_time(state, node, seconds)\n    for path",
+        "        return state\n    for path",
         HERE + "test_broken_paths.py",
     ),
     Mutation(
         "who says over and over that it cannot reach one to blame owes nothing",
         M + "broken_paths.py",
-        "            state = _lend_to_who_goes_on(state, node, times, seconds)\n",
-        "",
+        "and len(path.rounds) >= OVER_AND_OVER:",
+        "and False:",
         HERE + "test_broken_paths.py",
     ),
     Mutation(
@@ -662,13 +683,6 @@ MUTATIONS = [
         M + "broken_paths.py",
         "for peer in sorted(state.round.broke_off, key=order):",
         "for peer in sorted(n for n in state.round.broke_off if state.members.trusted(n)):",
-        HERE + "test_broken_paths.py",
-    ),
-    Mutation(
-        "who leaves makes the others a third",
-        M + "broken_paths.py",
-        "return len(r.participants.keys() | {e.node for e in r.ledger.entries if e.contribution is not None})",
-        "return len(r.participants)",
         HERE + "test_broken_paths.py",
     ),
     Mutation(
