@@ -49,6 +49,8 @@ def _alone(state: State, members: tuple[NodeId, ...]) -> set[NodeId]:
 
 
 def worst_of(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId] = ()) -> NodeId | None:
+    """Whoever broke with one other member twice in the round, or with two, and with most of all; None: nobody but
+    those `spared`."""
     known = {*members, *reducers(state)}
     times = Counter(pair for pair in state.round.lost if known.issuperset(pair))
     partners = Counter(n for pair in times for n in pair)

@@ -59,7 +59,7 @@ def culprits(state: State) -> frozenset[NodeId]:
 def _unreliable(state: State) -> frozenset[NodeId]:
     """The culprits, and those to which paths broke once in a round: from a third of the members in two rounds or
     more, or from most in one. Each may have been its other end's doing, so nobody is charged for it; but such a
-    member alone owns nothing, and none of its other ends."""
+    member owns nothing, and its other ends may."""
     broken = {path: frozenset(path.rounds) - path.blinks for path in _remembered(state)}
     twice = [path.pair for path, rounds in broken.items() if len(rounds) > 1 or rounds - path.once]
     once = [path.pair for path, rounds in broken.items() if rounds]

@@ -240,9 +240,7 @@ class BrokenPath(Struct, frozen=True, gc=False):
     pair: Pair  # in the order in which they joined
     rounds: tuple[int, ...]  # ascending
     once: frozenset[int] = frozenset()  # the rounds in which that was once, and neither of them broke with others
-    blinks: frozenset[int] = (
-        frozenset()
-    )  # the rounds in which one of them had no session, and else it did not break
+    blinks: frozenset[int] = frozenset()  # the rounds in which it broke only as one of them had no session
     blinked: frozenset[NodeId] = frozenset()  # who that was: so one word was enough
 
 

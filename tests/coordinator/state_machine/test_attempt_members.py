@@ -1,5 +1,7 @@
 """Who is in a round's next attempt: liars gain nothing by having others left out of it."""
 
+from collections.abc import Container
+
 import pytest
 from audit_world import AuditWorld, Lies, liar
 from member_story import Story
@@ -23,9 +25,9 @@ def lose(world: AuditWorld, node: int, peer: int) -> None:
     world.feed(ev.PeerUnreachable(NodeId(f"n{node}"), 1, NodeId(f"n{peer}"), fence, "reset"))
 
 
-def leave_out(words: Pairs, blinks: Pairs, lies: Lies, audit: str = "1e-9") -> AuditWorld:
+def leave_out(words: Pairs, blinks: Pairs, lies: Lies) -> AuditWorld:
     """A round in which liars said twice, or once of who had no session for a moment, that they reach these not."""
-    world = AuditWorld(b"7", lies, audit=audit, norms=True)
+    world = AuditWorld(b"7", lies, audit="1e-9", norms=True)
     for node, peer in (*words, *words):
         lose(world, node, peer)
     for node, peer in blinks:
@@ -43,6 +45,16 @@ def seal(world: AuditWorld) -> None:
     for event in list(world.due()):
         if isinstance(event, ev.ChunksSealed):
             world.feed(event)
+
+
+def act_alone(world: AuditWorld, nodes: Container[NodeId]) -> None:
+    """For most of a second nobody but these does anything."""
+    for _ in range(8):
+        world.now += 0.1
+        for event in list(world.due()):
+            if getattr(event, "node", None) in nodes:
+                world.feed(event)
+        world.feed(ev.Tick())
 
 
 def say_too_long(world: AuditWorld, owner: NodeId) -> int:
@@ -69,12 +81,7 @@ def test_who_is_back_first_when_all_streams_broke_is_not_alone_in_the_next_attem
     for node in lies:
         world.feed(ev.Connected(node, 1))
     lose(world, 1, 3)
-    for _ in range(8):
-        world.now += 0.1
-        for event in list(world.due()):
-            if getattr(event, "node", None) in lies:
-                world.feed(event)
-        world.feed(ev.Tick())
+    act_alone(world, lies)
     assert not world.state.committed
     for node in list(world.state.members.here):
         world.feed(ev.Connected(node, 1))
@@ -138,12 +145,7 @@ def test_an_audit_waits_for_auditors_that_are_away_for_a_moment(sealed: bool) ->
         seal(world)
     for node in honest:
         world.feed(ev.Disconnected(node, 1))
-    for _ in range(5):
-        world.now += 0.1
-        for event in list(world.due()):
-            if getattr(event, "node", None) in LIARS:
-                world.feed(event)
-        world.feed(ev.Tick())
+    act_alone(world, LIARS)
     for node in honest:
         world.feed(ev.Connected(node, 1))
     world.run()

@@ -232,7 +232,7 @@ def test_two_words_do_not_have_a_member_charged_whose_session_breaks_for_a_momen
 
 @pytest.mark.parametrize("how", ["leave", "expire"])
 def test_two_who_leave_after_one_word_each_do_not_have_a_member_charged(how: str) -> None:
-    """Of six who are left two are a third; of the eight that there were they are not."""
+    """Of six who are left two are a third; but it takes three."""
     story = Story(NAMES)
     for _ in range(3):
         story.train()
