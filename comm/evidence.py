@@ -28,6 +28,8 @@ class Offence(StrEnum):
     OUTLIER = "outlier"  # its delta is unlike all others
     # What a replay of a round shows, which is no proof:
     FALSE_WORK = "false_work"  # its delta is no more like its own work's than like others'
+    # What a person decides:
+    BY_OPERATOR = "by_operator"  # the operator bans it, for a reason of its own
 
 
 class Consequence(StrEnum):

@@ -34,7 +34,8 @@ FORGOTTEN = 0.05  # weight below which nothing is held against a key any more
 MAX_TROUBLE = 8 * CONTRIBUTOR_LIMIT  # weight of what may be nobody's fault, at most: 60 rounds of quarantine
 MAX_RECORDS = 10_000  # keys about which something is remembered, bans aside
 
-PROVEN = frozenset({Offence.FORGED_SEAL, Offence.FORGED_INPUT})  # who did it is banned
+PROVEN = frozenset({Offence.FORGED_SEAL, Offence.FORGED_INPUT})
+BANNING = PROVEN | {Offence.BY_OPERATOR}  # one is enough
 FALSE_STATEMENTS = frozenset({Offence.FALSE_NORM, Offence.FALSE_CLAIM, Offence.FALSE_AUDIT})
 DOUBTFUL = frozenset({Offence.OUTLIER, Offence.ACCUSER})  # nobody is struck where most members are
 DELAYS = frozenset({Offence.LATE, Offence.SILENT, Offence.ACCUSER})  # one strike a round for all of these together
@@ -93,7 +94,7 @@ def decay(rounds: int) -> float:
 
 def strike(before: Strikes, evidence: Evidence, committed: int) -> Strikes:
     """The strikes with this evidence added, when so many rounds are committed."""
-    if evidence.offence in PROVEN:
+    if evidence.offence in BANNING:
         return replace(before, ban=before.ban or evidence, latest=_latest(before, evidence))
     was, (lies, trouble) = before.consequence(committed), before.weights(committed)
     quarantines = 0 if before.forgotten(committed) else before.quarantines

@@ -1,5 +1,5 @@
 """The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`, `atoll replay`,
-`atoll contributions`, `atoll blame`, `atoll pardon`."""
+`atoll contributions`, `atoll blame`, `atoll ban`, `atoll pardon`."""
 
 import asyncio
 import json
@@ -377,6 +377,22 @@ def _blame_by_page(page: str, what: str) -> "Blame":
 
 @click.command()
 @click.argument("node")
+@click.option("--reason", default="", help="Told to the node, and kept in the journal.")
+@state_dir_option
+@json_option
+def ban(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
+    """Put a node out of the run for good, with its key, and end the invite that it came with. NODE is its id, such
+    as n3, its name, or the beginning of its key. `atoll pardon NODE` takes it back.
+
+    The coordinator of the run takes it within seconds, or at its next start.
+    """
+    from atoll.coordinator.rulings import ban_node
+
+    _echo_ruling("banned", ban_node(state_dir.expanduser(), node, reason), as_json)
+
+
+@click.command()
+@click.argument("node")
 @click.option("--reason", default="", help="Kept in the journal beside what it pardons.")
 @state_dir_option
 @json_option
@@ -385,13 +401,16 @@ def pardon(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
 
     The coordinator of the run takes it within seconds, or at its next start.
     """
-    from atoll.coordinator.server import pardon_node
+    from atoll.coordinator.rulings import pardon_node
 
-    pardoned = pardon_node(state_dir.expanduser(), node, reason)
+    _echo_ruling("pardoned", pardon_node(state_dir.expanduser(), node, reason), as_json)
+
+
+def _echo_ruling(what: str, node: str, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"pardoned": pardoned}))
+        click.echo(json.dumps({what: [node]}))
     else:
-        click.echo(f"{', '.join(pardoned)}: the coordinator takes the pardon within seconds, or at its next start")
+        click.echo(f"{node} is {what} as soon as the coordinator takes it: within seconds, or at its next start")
 
 
 @click.command()

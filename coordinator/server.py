@@ -25,14 +25,14 @@ from atoll.comm.descriptors import raise_limit
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.comm.gateway_note import GatewayNote
-from atoll.comm.ids import NO_PIN, NodeId, Pin
+from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import DHT, Invite, join_host_port, split_host_port
 from atoll.comm.terminal import say
 from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.door.front_door import BACKLOG, listening_socket
 from atoll.coordinator.door.ports import PAGE
 from atoll.coordinator.monitor.alarm import Alarm
-from atoll.coordinator.monitor.blame import Blame, about, blame_of
+from atoll.coordinator.monitor.blame import Blame, blame_of
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.replay import PastRun
 from atoll.coordinator.monitor.web import web
@@ -373,15 +373,3 @@ def save_wandb_view(state_dir: Path) -> str:
         url = save_view(from_json(config.encode()), run_id, journal.meta(WANDB_VIEW) or "")
         journal.set_meta(WANDB_VIEW, url)
         return url
-
-
-def pardon_node(state_dir: Path, node: str, reason: str) -> list[NodeId]:
-    """Leave word that nothing is held any more against the node of this id, name or key; return its ids. Raises
-    `ConfigError` where nothing was held against it."""
-    with opened_journal(state_dir) as journal:
-        found = {} if node.isdigit() else {d.node: d for _, d in about(journal.decisions(), node)}
-        if not found:
-            raise ConfigError(f"nothing was held against {node!r}: `atoll blame` shows against whom something was")
-        for decision in found.values():
-            journal.ask_pardon(decision.node, reason)
-        return list(found)

@@ -41,7 +41,6 @@ from atoll.coordinator.state_machine.events import (
     Event,
     Heartbeat,
     Note,
-    Pardoned,
     Publish,
     WritesResumed,
 )
@@ -53,7 +52,7 @@ MAX_NOTES = 200  # the latest, for the page
 # Seconds between two writes at most, if the last took as long: the events of many nodes share one.
 MAX_WRITE_PAUSE = 0.01
 RETRY_INTERVAL = 1.0  # seconds between two tries to write on a disk that is full
-PARDON_INTERVAL = 1.0  # seconds between two looks whether the operator pardons somebody
+RULING_INTERVAL = 1.0  # seconds between two looks whether the operator bans or pardons somebody
 TELEMETRY = "observed"  # its key in the journal's meta
 # Seconds between two saves of the telemetry: what heartbeats said since the last one is lost with the process.
 # With many members it is long to write.
@@ -115,8 +114,8 @@ class EventLoop:
         self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
         self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._crowd_until = -inf  # seconds of the monotonic clock
-        self._telemetry_saved_at = self._pardons_read_at = self.clock()
-        self._pardoned = 0  # number of the latest pardon that was handed in
+        self._telemetry_saved_at = self._rulings_read_at = self.clock()
+        self._last_ruling = 0  # number of the latest that was handed in
         self._group = GroupCommit[asyncio.Future[None]](self._machine, self._telemetry_saved_at)
 
     @property
@@ -170,8 +169,8 @@ class EventLoop:
                     if self.refusing():
                         self._group.ticks.excuse(now)
                     await self._commit(self._group.prepare_tick(now))
-                    if now - self._pardons_read_at > PARDON_INTERVAL:
-                        await self._take_pardons(now)
+                    if now - self._rulings_read_at > RULING_INTERVAL:
+                        await self._take_rulings(now)
                     if now - self._telemetry_saved_at > self._telemetry_interval:
                         await self._durably(self._save(self.telemetry.dump()))
             # Who goes on from the journal repeats no event: another version of Atoll might take it in otherwise.
@@ -207,18 +206,18 @@ class EventLoop:
         while not holds(self.state):
             await self._changed.wait()
 
-    async def _take_pardons(self, now: float) -> None:
-        """Hand in what the operator pardons, and enter what was handed in and is durable by now. A pardon that is
+    async def _take_rulings(self, now: float) -> None:
+        """Hand in what the operator rules, and enter what was handed in and is durable by now. A ruling that is
         handed in twice, by a process that ended in between, changes nothing the second time."""
-        self._pardons_read_at = now
+        self._rulings_read_at = now
         with suppress(JournalFull):
-            pardons = await asyncio.to_thread(self._journal.pardons)
-            if pardons and pardons[-1][0] <= self._pardoned and not self._group.waiting:
-                await asyncio.to_thread(self._journal.take_pardons, self._pardoned)
-            for number, node, reason in pardons:
-                if number > self._pardoned:
-                    self.post(Pardoned(node, reason))
-                    self._pardoned = number
+            rulings = await asyncio.to_thread(self._journal.rulings)
+            if rulings and rulings[-1][0] <= self._last_ruling and not self._group.waiting:
+                await asyncio.to_thread(self._journal.take_rulings, self._last_ruling)
+            for number, ruling in rulings:
+                if number > self._last_ruling:
+                    self.post(ruling)
+                    self._last_ruling = number
 
     async def _arrival(self, timeout: float) -> None:
         if not self._group.waiting and timeout > 0:

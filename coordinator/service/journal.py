@@ -26,20 +26,20 @@ import msgspec
 from atoll.comm.decode_errors import DECODE_ERRORS
 from atoll.comm.errors import ConfigError, Refused, ResourceError
 from atoll.comm.files import publish
-from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.history import record_codec
 from atoll.coordinator.history.record_codec import BadRecord, RecordView
 from atoll.coordinator.history.series import Row
 from atoll.coordinator.service.invites import ASK, InviteRecord
 from atoll.coordinator.state_machine.conduct import Consequence
-from atoll.coordinator.state_machine.events import CommitRecord, Decision, Event, Note
+from atoll.coordinator.state_machine.events import CommitRecord, Decision, Event, Note, Ruling
 
 T = TypeVar("T")
 EVENT_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+RULING_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Ruling)}
 MAX_NOTES = 30_000
 APPLICATION_ID = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
-FORMAT_VERSION = 6  # in the file's header
+FORMAT_VERSION = 7  # in the file's header
 TABLES = (
     "meta (key text primary key, value text not null)",
     "snapshot (id integer primary key, at real not null, body blob not null, digest blob not null)",
@@ -51,7 +51,8 @@ TABLES = (
     " digest blob not null)",
     "tokens (hash text primary key, number integer not null unique, name text not null, roles text not null,"
     " nodes integer not null, uses integer not null, expires real not null, revoked text not null)",
-    "pardons (number integer primary key, node text not null, reason text not null, taken integer not null)",
+    "rulings (number integer primary key, kind text not null, body blob not null, taken integer not null,"
+    " digest blob not null)",
 )
 SCHEMA = f"""
 pragma application_id = {APPLICATION_ID};
@@ -322,21 +323,36 @@ class Journal:
             self._db.execute("update tokens set uses = uses - 1 where hash = ?", (_hash(token),))
         return invite
 
-    def ask_pardon(self, node: NodeId, reason: str) -> None:
-        """Leave word for the coordinator, which may be running, that the operator pardons a node. Raises
+    def leave_ruling(self, ruling: Ruling) -> None:
+        """Leave word of what the operator rules for the coordinator, which may be running. Raises
         `JournalFull`."""
+        row = _sealed(type(ruling).__name__, msgspec.json.encode(ruling))
         with self._transaction():
-            self._db.execute("insert into pardons (node, reason, taken) values (?, ?, 0)", (node, reason))
+            self._db.execute("insert into rulings (kind, body, digest, taken) values (?, ?, ?, 0)", row)
 
-    def pardons(self) -> list[tuple[int, NodeId, str]]:
-        """The pardons that were asked for and are not taken yet: number, node, reason."""
-        query = "select number, node, reason from pardons where not taken order by number"
-        return [(number, NodeId(node), reason) for number, node, reason in self._rows(query)]
+    def rulings(self) -> list[tuple[int, Ruling]]:
+        """The operator's rulings that are not taken yet, with their numbers, in order."""
+        found = []
+        query = "select number, kind, body, digest from rulings where not taken order by number"
+        for number, kind, body, digest in self._rows(query):
+            self._check(f"ruling {number}", digest, kind, body)
+            found.append((number, self._decode(f"ruling {number} ({kind})", body, RULING_TYPES.get(kind))))
+        return found
 
-    def take_pardons(self, last: int) -> None:
-        """Enter that the pardons up to number `last` are events now. Raises `JournalFull`."""
+    def take_rulings(self, last: int) -> None:
+        """Enter that the rulings up to number `last` are events now. Raises `JournalFull`."""
         with self._transaction():
-            self._db.execute("update pardons set taken = 1 where number <= ?", (last,))
+            self._db.execute("update rulings set taken = 1 where number <= ?", (last,))
+
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """What the body reads is of one moment, whoever writes meanwhile; nobody waits for it."""
+        with self._turn, _in_sentences(self._path):
+            self._db.execute("begin")
+            try:
+                yield
+            finally:
+                self._db.execute("rollback")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -26,8 +26,8 @@ FIGURES = TrainerFigures.__struct_fields__
 CUTS_KEPT = 2  # the last round's, whose record may yet be void, and the one's before it
 # Events that carry a node's id, and are no sign of its life: the clock's verdicts, and what others did.
 NO_SIGNS = (
-    *(ev.Joined, ev.Suspected, ev.SuspicionCleared, ev.Stepped, ev.Paused, ev.Resumed, ev.Expired, ev.Pardoned),
-    *(ev.HeardNobody, ev.Started, ev.Tick, ev.TrainersSeen, ev.WritesResumed),
+    *(ev.Joined, ev.Suspected, ev.SuspicionCleared, ev.Stepped, ev.Paused, ev.Resumed, ev.Expired, ev.Banned),
+    *(ev.Pardoned, ev.HeardNobody, ev.Started, ev.Tick, ev.TrainersSeen, ev.WritesResumed),
 )
 
 

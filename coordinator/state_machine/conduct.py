@@ -3,7 +3,7 @@
 `charge` is the one way in which anybody is struck, put in quarantine, evicted for what it did, or banned. What is
 held against a member is held against its key, so whoever comes back under the key, as another node too, finds it
 again; where a node has no key, against the node. Each decision leaves as an effect with its evidence, which the
-journal keeps once; the operator can take it back (`Pardoned`).
+journal keeps once; the operator can take it back (`Pardoned`), and put out whom they will (`Banned`).
 
     proven (forged bytes)    evicted at once, and the key banned: it cannot join
     false statements         strikes of weight 4: it owns nothing, its work is not taken, it is out for a while
@@ -34,7 +34,7 @@ from atoll.comm.evidence import Evidence as Evidence
 from atoll.comm.evidence import Offence as Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.comm.strikes import DELAYS, DOUBTFUL, MIN_PART, PROVEN, Strikes, left_of_strike, remember, strike
+from atoll.comm.strikes import BANNING, DELAYS, DOUBTFUL, MIN_PART, Strikes, left_of_strike, remember, strike
 from atoll.coordinator.state_machine.changes import remove
 from atoll.coordinator.state_machine.events import Decision, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState
@@ -289,6 +289,12 @@ def settle(state: State, members: int, out: list[Effect]) -> State:
     return state
 
 
+def ban(state: State, node: NodeId, reason: str, out: list[Effect]) -> State:
+    """Put the node out for good, with its key, as the operator says."""
+    sentence = "the operator put it out" + (f": {reason}" if reason else "")
+    return charge(state, node, Evidence(state.round.number, Offence.BY_OPERATOR, sentence), out)
+
+
 def pardon(state: State, node: NodeId, reason: str, out: list[Effect]) -> State:
     """Hold nothing against the node, or who has its key, any more. What it trained meanwhile stays out."""
     who = identity(state, node)
@@ -357,7 +363,7 @@ def _charged(state: State, who: str, evidence: Evidence) -> bool:
         return True
     if evidence.offence in DELAYS:
         return min(evidence.part, left_of_strike(record, evidence.round)) < MIN_PART
-    return evidence.offence not in PROVEN and record.latest.get(evidence.offence) == evidence.round
+    return evidence.offence not in BANNING and record.latest.get(evidence.offence) == evidence.round
 
 
 def _same(a: Evidence, b: Evidence) -> bool:

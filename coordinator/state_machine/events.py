@@ -364,6 +364,13 @@ class Expired(Struct, frozen=True, gc=False):
     silence: float = 0.0  # seconds for which it was not heard
 
 
+class Banned(Struct, frozen=True, gc=False):
+    """The operator puts the node out for good, and who has its key."""
+
+    node: NodeId
+    reason: str = ""
+
+
 class Pardoned(Struct, frozen=True, gc=False):
     """The operator holds nothing against the node any more, or against who has or had its key."""
 
@@ -413,10 +420,14 @@ Event = (
     | Resumed
     | TrainersSeen
     | Expired
+    | Banned
     | Pardoned
     | WritesResumed
     | Tick
 )
+
+
+Ruling = Banned | Pardoned  # of the operator on a node
 
 
 class Note(Struct, frozen=True, gc=False):

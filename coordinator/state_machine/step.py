@@ -47,6 +47,7 @@ from atoll.coordinator.state_machine.changes import drop_from_round, remove, wit
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import (
     AuditReported,
+    Banned,
     ChunkForged,
     ChunksMissing,
     ChunksSealed,
@@ -165,7 +166,7 @@ def _waits_for(state: State) -> tuple[object, ...]:
 
 def _late(state: State, event: Event) -> bool:
     """It speaks of a node that is gone, or of an earlier life of it; or of a model that it cannot have."""
-    if isinstance(event, Started | HeardNobody | Tick | TrainersSeen | Pardoned | WritesResumed):
+    if isinstance(event, Started | HeardNobody | Tick | TrainersSeen | Banned | Pardoned | WritesResumed):
         return False
     member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
@@ -258,6 +259,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             lost = Standing.SILENT if state.members.here[node].connected else Standing.BROKE
             state = lateness.charge_who_is_gone(state, node, silence, now, out)
             return remove(state, node, MemberState.EVICTED, reason, out, Standing.STALLED if stalled else lost)
+        case Banned(node, reason):
+            return conduct.ban(state, node, reason, out)
         case Pardoned(node, reason):
             return conduct.pardon(state, node, reason, out)
         case WritesResumed(seconds):

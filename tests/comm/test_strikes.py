@@ -4,10 +4,10 @@ import pytest
 
 from atoll.comm.evidence import Consequence, Evidence, Offence
 from atoll.comm.ids import NodeId
-from atoll.comm.strikes import FALSE_STATEMENTS, PROVEN, Strikes, decay, remember, strike
+from atoll.comm.strikes import BANNING, FALSE_STATEMENTS, Strikes, decay, remember, strike
 
 NODE = NodeId("n1")
-TROUBLE = [o for o in Offence if o not in FALSE_STATEMENTS | PROVEN | {Offence.FALSE_WORK, Offence.UNSHOWN}]
+TROUBLE = [o for o in Offence if o not in FALSE_STATEMENTS | BANNING | {Offence.FALSE_WORK, Offence.UNSHOWN}]
 
 
 def struck(offence: Offence, rounds: list[int], before: Strikes | None = None) -> Strikes:
@@ -89,8 +89,8 @@ def test_who_says_what_is_not_after_a_quarantine_is_out(offence: Offence) -> Non
     assert struck(offence, [k], record).consequence(k) is Consequence.EVICTED
 
 
-@pytest.mark.parametrize("offence", sorted(PROVEN))
-def test_who_forges_is_banned_for_good(offence: Offence) -> None:
+@pytest.mark.parametrize("offence", sorted(BANNING))
+def test_who_forges_or_is_banned_by_the_operator_is_out_for_good(offence: Offence) -> None:
     record = struck(offence, [7])
     assert record.consequence(7) is record.consequence(10**6) is Consequence.BANNED
     assert record.ban == Evidence(7, offence, "it did")

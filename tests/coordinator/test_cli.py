@@ -26,7 +26,7 @@ from atoll.coordinator.causes.explanation import Confidence, Kind, Verdict
 from atoll.coordinator.monitor.blame import Blame
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.conduct import Consequence, Evidence, Offence
-from atoll.coordinator.state_machine.events import Decision, Note
+from atoll.coordinator.state_machine.events import Decision, Note, Pardoned
 
 
 def test_status_asks_the_page_where_a_coordinator_has_it_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +208,9 @@ def test_a_pardon_is_left_for_the_coordinator(folder: str) -> None:
     said = operator(cli.pardon, "name of n2", "--reason", "its memory was broken", "--state-dir", folder, "--json")
     assert json.loads(said) == {"pardoned": ["n2"]}
     with closing(Journal(Path(folder))) as journal:
-        assert journal.pardons() == [(1, "n2", "its memory was broken")]
-        journal.take_pardons(1)
-        assert journal.pardons() == []
+        assert journal.rulings() == [(1, Pardoned(NodeId("n2"), "its memory was broken"))]
+        journal.take_rulings(1)
+        assert journal.rulings() == []
     for unknown in ("n7", "5"):
         with pytest.raises(ConfigError, match="nothing was held against"):
             operator(cli.pardon, unknown, "--state-dir", folder)

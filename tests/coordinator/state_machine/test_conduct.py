@@ -230,6 +230,18 @@ def test_those_few_who_are_named_are_struck_at_the_commit(run: Run) -> None:
     assert charged(state, A, Offence.OUTLIER) == (state, []), "it was held against it in this round"
 
 
+def test_the_operator_bans_whom_nothing_is_held_against(run: Run) -> None:
+    state, effects = step(with_key(run.state, A, PublicKey(b"k")), ev.Banned(A, "it is a copy"), 50.0)
+    [decision] = [effect for effect in effects if isinstance(effect, ev.Decision)]
+    assert (decision.consequence, decision.evidence.offence) == (Consequence.BANNED, Offence.BY_OPERATOR)
+    assert A not in state.members.here and state.expulsions == run.state.expulsions + 1
+    assert conduct.refusal(state, NodeId("n9"), b"k").endswith("the operator put it out: it is a copy")
+    assert step(state, ev.Banned(A), 51.0) == (state, []), "it is out already"
+    assert step(state, ev.Banned(NodeId("n99")), 51.0) == (state, []), "nobody knows it"
+    back, _ = step(state, ev.Pardoned(A), 52.0)
+    assert not conduct.refusal(back, A, b"k")
+
+
 def test_the_operator_pardons(run: Run) -> None:
     state, _ = charged(with_key(run.state, A, PublicKey(b"k")), A, Offence.FORGED_SEAL)
     state, effects = step(state, ev.Pardoned(A, "its memory was broken"), 50.0)

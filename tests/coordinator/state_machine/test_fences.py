@@ -164,7 +164,7 @@ def test_every_report_is_here() -> None:
     """A new kind of report has its fence looked at, too."""
     by_clock = {ev.Started, ev.HeardNobody, ev.Joined, ev.Connected, ev.Disconnected, ev.Heartbeat, ev.Suspected}
     by_clock |= {ev.SuspicionCleared, ev.Stepped, ev.Paused, ev.Resumed, ev.Expired, ev.Pardoned, ev.Tick}
-    by_clock |= {ev.WritesResumed, ev.TrainersSeen}
+    by_clock |= {ev.WritesResumed, ev.TrainersSeen, ev.Banned}
     _, fence = inner()
     assert {type(report(fence, 1)) for report in REPORTS.values()} == set(get_args(ev.Event)) - by_clock
     assert BY_LIFE_ALONE | BY_ROUND | {"state", "loss"} == REPORTS.keys()

@@ -6,7 +6,7 @@ HERE = "tests/coordinator/state_machine/"
 STRIKES, CONDUCT, MISCONDUCT = "tests/comm/test_strikes.py", HERE + "test_conduct.py", HERE + "test_misconduct.py"
 NEWCOMERS, SLOW_LINKS = HERE + "test_newcomers.py", HERE + "test_slow_links.py"
 HABITS = "tests/sim/test_misconduct.py"
-PARDONS, INVITES = "tests/coordinator/service/test_pardons.py", "tests/coordinator/service/test_invites.py"
+RULINGS, INVITES = "tests/coordinator/service/test_rulings.py", "tests/coordinator/service/test_invites.py"
 M = C + "state_machine/"
 
 MUTATIONS = [
@@ -107,7 +107,7 @@ MUTATIONS = [
     Mutation(
         "an offence counts as often as it is told",
         M + "conduct.py",
-        "return evidence.offence not in PROVEN and record.latest.get(evidence.offence) == evidence.round",
+        "return evidence.offence not in BANNING and record.latest.get(evidence.offence) == evidence.round",
         "return False",
         CONDUCT,
     ),
@@ -755,14 +755,35 @@ MUTATIONS = [
         C + "service/journaled_machine.py",
         "batch.records, batch.notes, batch.decisions)",
         "batch.records, batch.notes)",
-        PARDONS,
+        RULINGS,
     ),
     Mutation(
-        "pardons are not read",
+        "who calls itself as another one's id is meant by it",
+        C + "rulings.py",
+        "    if what in found:\n        return NodeId(what)\n",
+        "",
+        RULINGS,
+    ),
+    Mutation(
+        "of several nodes of a name the last one is banned",
+        C + "rulings.py",
+        "if len({keys[n] for n in found}) > 1:",
+        "if False:",
+        RULINGS,
+    ),
+    Mutation(
+        "whom the operator bans is struck",
+        "comm/strikes.py",
+        "    if evidence.offence in BANNING:",
+        "    if evidence.offence in PROVEN:",
+        "tests/coordinator/state_machine/test_conduct.py",
+    ),
+    Mutation(
+        "the operator's rulings are not read",
         C + "service/event_loop.py",
-        "self.post(Pardoned(node, reason))",
+        "self.post(ruling)",
         "pass",
-        PARDONS,
+        RULINGS,
         slow=True,
     ),
     Mutation(

@@ -268,7 +268,7 @@ MUTATIONS = [
         C + "service/refusals.py",
         " if record.ban is not None else RefusedForNow(sentence)",
         "",
-        "tests/coordinator/service/test_pardons.py",
+        "tests/coordinator/service/test_rulings.py",
     ),
     Mutation(
         "a node takes a no that passes for one that stays",

@@ -1,17 +1,20 @@
-"""Pardons of the operator, who writes them beside a running coordinator, and bans at the door."""
+"""Rulings of the operator, who writes them beside a running coordinator, and bans at the door."""
 
 import asyncio
 import math
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from control_nodes import SOON, Code, coordinator, digest, refused
 
-from atoll.comm.config.run import MembersConfig, RunConfig
+from atoll.comm.config.run import MembersConfig, RunConfig, to_json
+from atoll.comm.errors import ConfigError
 from atoll.comm.exit_codes import ExitCode
 from atoll.comm.ids import NodeId
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.rulings import ban_node, pardon_node
 from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine import conduct
@@ -57,15 +60,72 @@ def test_a_banned_node_is_refused_until_the_operator_pardons_it(tmp_path: Path) 
                 sentence = await refused(eve.join(session), Code.PERMISSION_DENIED)
                 assert "banned from the run: in round 1 it sealed what is not the mean" in sentence
             with closing(Journal(tmp_path, lock=False)) as beside:
-                beside.ask_pardon(NodeId(reply.node_id), "its memory was broken")
+                beside.leave_ruling(ev.Pardoned(NodeId(reply.node_id), "its memory was broken"))
             async with asyncio.timeout(SOON):
                 await c.event_loop.wait_until(lambda state: not state.conduct.strikes)
             assert (await eve.join(secret)).node_id == reply.node_id
             async with asyncio.timeout(SOON):
-                while await asyncio.to_thread(c.journal.pardons):  # it is entered at the next look
+                while await asyncio.to_thread(c.journal.rulings):  # it is entered at the next look
                     await asyncio.sleep(0)
             found = [(d.number, d.consequence) for _, d in c.journal.decisions()]
             assert found == [(1, Consequence.BANNED), (2, Consequence.PARDONED)]
+
+    asyncio.run(story())
+
+
+def keep_config(journal: Journal, state: State) -> None:
+    """What the coordinator's process does at its start."""
+    journal.set_meta("config", to_json(state.config).decode())
+
+
+def test_whom_the_operator_bans_is_out_with_its_key_and_its_invite_until_it_is_pardoned(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path, RunConfig(name="reef")) as c:
+            keep_config(c.journal, c.event_loop.state)
+            eve = c.node()
+            reply = await eve.join(name="eve")
+            secret = reply.session.partition(".")[0]
+            assert await asyncio.to_thread(ban_node, tmp_path, "eve", "it is a copy") == reply.node_id
+            async with asyncio.timeout(SOON):
+                await c.event_loop.wait_until(lambda state: reply.node_id not in state.members.here)
+            assert "was revoked" in await refused(c.node().join(), Code.PERMISSION_DENIED)
+            eve.token = c.journal.issue_token("another", 1, math.inf)
+            for session in (secret, ""):  # with its key alone, too
+                sentence = await refused(eve.join(session), Code.PERMISSION_DENIED)
+                assert "banned from the run: in round 1 the operator put it out: it is a copy" in sentence
+            assert await asyncio.to_thread(pardon_node, tmp_path, "eve", "") == reply.node_id
+            async with asyncio.timeout(SOON):
+                await c.event_loop.wait_until(lambda state: not state.conduct.strikes)
+            assert (await eve.join(secret)).node_id == reply.node_id
+
+    asyncio.run(story())
+
+
+def test_the_operator_names_one_node_by_its_id_name_or_key_and_never_several(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path, RunConfig(name="reef")) as c:
+            keep_config(c.journal, c.event_loop.state)
+            liar, other, odd = (c.node() for _ in range(3))
+            ids = [
+                (await node.join(name=name)).node_id
+                for node, name in ((liar, "ada"), (other, "ada"), (odd, "n1"))  # as another one's id
+            ]
+        key = c.event_loop.state.members.departed | c.event_loop.state.members.here
+        for name, meant in (("n1", ids[0]), (key[NodeId(ids[1])].key.hex()[:8].upper(), ids[1])):
+            assert ban_node(tmp_path, name, "") == meant
+        for name, sentence in (
+            ("ada", r"'ada' may be each of n1 \(ada\), n2 \(ada\)"),
+            ("bo", "knows no node 'bo'"),
+        ):
+            with pytest.raises(ConfigError, match=sentence):
+                ban_node(tmp_path, name, "")
+        with closing(Journal(tmp_path)) as journal:
+            assert journal.rulings() == [(1, ev.Banned(NodeId(ids[0]))), (2, ev.Banned(NodeId(ids[1])))]
+        async with coordinator(tmp_path, RunConfig(name="reef")) as c:
+            async with asyncio.timeout(SOON):
+                await c.event_loop.wait_until(lambda state: len(state.conduct.strikes) == 2)
+        with pytest.raises(ConfigError, match="give the id of one"):
+            pardon_node(tmp_path, "ada", "")
 
     asyncio.run(story())
 
@@ -137,7 +197,7 @@ def test_a_pardon_that_was_asked_for_while_the_coordinator_was_away_is_taken(tmp
             node = await lie(c.event_loop)
             assert not conduct.may_own(c.event_loop.state, node)
         with closing(Journal(tmp_path, lock=False)) as beside:
-            beside.ask_pardon(node, "it was the disk")
+            beside.leave_ruling(ev.Pardoned(node, "it was the disk"))
         async with coordinator(tmp_path) as c:
             async with asyncio.timeout(SOON):
                 await c.event_loop.wait_until(lambda state: conduct.may_own(state, node))
