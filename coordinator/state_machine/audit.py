@@ -29,6 +29,7 @@ from atoll.coordinator.state_machine.audit_verdict import (
     convict,
     convict_contributor,
     found_well,
+    is_decided,
     reach_verdict,
     start_over,
     void_seals,
@@ -379,23 +380,22 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
         if state.round.audits.get(audit.chunk) is not audit:
             return state
     doubt = not all(is_well(audit, event) for event in audit.voices.values())
+    everybody = len(able) + len(audit.named)
     if doubt and not audit.wide:
-        everybody = len(able) + len(audit.named)
         audit = replace(audit, wide=True, seconds=in_turn(state, audit.seconds, everybody))
-        audit = name_auditors(state, audit, everybody, now)
         differs = any(not e.silent for e in audit.voices.values() if not is_well(audit, e))
         found = "does not come to the same" if differs else "lacks what somebody did not show"
         sentence = f"an audit of chunk {audit.chunk}, sealed by {state.name(audit.owner)}, {found}"
         out.append(Note(f"round {r.number}: {sentence}: all able members repeat it", audit.owner))
-    elif not doubt:
-        audit = name_auditors(state, audit, audit.wanted, now)
+    audit = name_auditors(state, audit, everybody if doubt else audit.wanted, now)
     state = _put(state, audit)
     if any(n not in audit.voices for n in audit.named):
         return state
+    enough = is_decided(state, audit) if doubt else len(audit.voices) >= min(audit.wanted, AUDITORS)
+    if not enough and possible - able - {audit.owner} - audit.silent:
+        return state  # who may be back: else few could choose a moment in which nobody else is there
     if doubt:
         return reach_verdict(state, audit, now, out)
-    if len(audit.voices) < min(audit.wanted, AUDITORS) and possible - able - {audit.owner} - audit.silent:
-        return state  # who may be back: else few could choose a moment in which nobody else is there
     if not audit.voices and audit.busy:
         why = f"nobody had the time to audit chunk {audit.chunk}"
         return void_seals(state, audit, why, now, out, doubted=True)

@@ -35,6 +35,13 @@ from atoll.coordinator.state_machine.state import Audit, Phase, State, order
 _Accusers = dict[int, list[NodeId]]  # by the place of whom they speak
 
 
+def is_decided(state: State, audit: Audit) -> bool:
+    """Whether most of all who could audit the chunk say the same of it, whatever the others would."""
+    said = (voice_of(audit, state.round.salt, event) for event in audit.voices.values())
+    votes = Counter((voice.kind, voice.place) for voice in said)
+    return any(2 * k > len(electorate(state) - {audit.owner}) for k in votes.values())
+
+
 def reach_verdict(state: State, audit: Audit, now: float, out: list[Effect]) -> State:
     """Everybody who could has spoken, and not all say that it is well."""
     c = audit.chunk

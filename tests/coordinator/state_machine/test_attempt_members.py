@@ -171,3 +171,40 @@ def test_who_breaks_off_each_attempt_is_out_of_the_round_though_a_quorum_needs_i
     story.reduce()
     assert story.state.pending is not None and story.state.pending.attempts <= 3
     assert story.liar not in story.state.pending.contributors
+
+
+def test_an_audit_in_doubt_waits_for_auditors_that_are_away_for_a_moment() -> None:
+    """Else two friends would be most of those who looked, where the others need longer than all streams last."""
+    friends = liar(1, "seal") | liar(2, "cover") | liar(3, "cover")
+    world = AuditWorld(b"n1", friends, audit="1000")
+    honest = [node for node in world.state.members.here if node not in friends]
+    seal(world)
+    doubted = 0
+    for c, audit in list(world.state.round.audits.items()):
+        if audit.owner != N1 or len(friends.keys() & audit.named.keys()) != 1:
+            continue
+        for node in audit.named:
+            world.feed(world.finding(node, audit))
+        doubted += world.state.round.audits[c].wide
+        for node in friends.keys() & world.state.round.audits[c].named.keys() - audit.named.keys():
+            world.feed(world.finding(node, world.state.round.audits[c]))
+    assert doubted
+    for node in honest:
+        world.feed(ev.Disconnected(node, 1))
+    act_alone(world, friends)
+    for node in honest:
+        world.feed(ev.Connected(node, 1))
+    world.run()
+    assert not world.wrong() and world.convicted() == {N1}, world.notes
+
+
+def test_no_verdict_that_is_beyond_doubt_waits_for_who_is_away() -> None:
+    world = AuditWorld(b"n1", liar(1, "seal"), audit="1000")
+    seal(world)
+    world.feed(ev.Disconnected(NodeId("n8"), 1))
+    while not world.convicted():
+        found = [e for e in world.due() if isinstance(e, ev.AuditReported) and e.node != "n8"]
+        assert found, world.notes
+        for event in found:
+            world.feed(event)
+    assert world.convicted() == {N1} and NodeId("n8") in world.state.members.here
