@@ -386,7 +386,7 @@ def ban(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
 
     The coordinator of the run takes it within seconds, or at its next start.
     """
-    from atoll.coordinator.rulings import ban_node
+    from atoll.coordinator.server import ban_node
 
     _echo_ruling("banned", ban_node(state_dir.expanduser(), node, reason), as_json)
 
@@ -401,7 +401,7 @@ def pardon(node: str, reason: str, state_dir: Path, as_json: bool) -> None:
 
     The coordinator of the run takes it within seconds, or at its next start.
     """
-    from atoll.coordinator.rulings import pardon_node
+    from atoll.coordinator.server import pardon_node
 
     _echo_ruling("pardoned", pardon_node(state_dir.expanduser(), node, reason), as_json)
 

@@ -25,7 +25,7 @@ from atoll.comm.descriptors import raise_limit
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
 from atoll.comm.gateway_note import GatewayNote
-from atoll.comm.ids import NO_PIN, Pin
+from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.invite import DHT, Invite, join_host_port, split_host_port
 from atoll.comm.terminal import say
 from atoll.comm.transport.certificates import load_or_make
@@ -37,6 +37,7 @@ from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.replay import PastRun
 from atoll.coordinator.monitor.web import web
 from atoll.coordinator.monitor.webhook import Webhook
+from atoll.coordinator.service import rulings
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.invites import InviteRecord, checked_roles
 from atoll.coordinator.service.journal import Journal
@@ -373,3 +374,15 @@ def save_wandb_view(state_dir: Path) -> str:
         url = save_view(from_json(config.encode()), run_id, journal.meta(WANDB_VIEW) or "")
         journal.set_meta(WANDB_VIEW, url)
         return url
+
+
+def ban_node(state_dir: Path, node: str, reason: str) -> NodeId:
+    """Leave word in the run in `state_dir` that a node is out for good (`rulings.ban`)."""
+    with opened_journal(state_dir) as journal:
+        return rulings.ban(journal, node, reason)
+
+
+def pardon_node(state_dir: Path, node: str, reason: str) -> NodeId:
+    """Leave word in the run in `state_dir` that nothing is held any more against a node (`rulings.pardon`)."""
+    with opened_journal(state_dir) as journal:
+        return rulings.pardon(journal, node, reason)

@@ -125,7 +125,7 @@ DOORS: dict[str, str] = {
     "coordinator.causes": "account explanation observations slowness verdict",
     "coordinator.state_machine": "conduct credit events inquiry members rollback run_layout state step weights",
     "coordinator.service": "control_plane event_loop failures goodput invites journal journaled_machine "
-    "run_records telemetry",
+    "rulings run_records telemetry",
     "coordinator.monitor": "alarm blame contributions http replay run_answers terminal terminal_replay web "
     "webhook",
     "coordinator.tracking": "tracker view wandb_settings",

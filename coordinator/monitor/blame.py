@@ -10,11 +10,11 @@ from itertools import islice
 from math import inf
 from typing import Protocol
 
+from atoll.comm.ids import MIN_KEY_PREFIX, is_meant
 from atoll.coordinator.causes.explanation import Confidence, Verdict
 from atoll.coordinator.service.invites import InviteRecord
 from atoll.coordinator.state_machine.events import CommitRecord, Decision, Note
 
-MIN_KEY_PREFIX = 8  # hex digits of a key that name a node
 MAX_NOTES = 20_000  # the latest, that are looked at for verdicts
 KNOWN_HOW = {
     Confidence.SEEN: "the coordinator saw it",
@@ -119,12 +119,7 @@ def about(decisions: Iterable[tuple[float, Decision]], what: str) -> list[tuple[
     beginning of its key in hex. All, where `what` is empty."""
     if number := round_number(what):
         return [(at, d) for at, d in decisions if number in (d.round, d.evidence.round)]
-    return [(at, d) for at, d in decisions if not what or _is(d, what)]
-
-
-def _is(decision: Decision, what: str) -> bool:
-    by_key = len(what) >= MIN_KEY_PREFIX and decision.key.startswith(what.lower())
-    return what in (decision.node, decision.name) or by_key
+    return [(at, d) for at, d in decisions if not what or is_meant(what, d.node, d.name, d.key)]
 
 
 def blame_lines(decisions: Iterable[tuple[float, Decision]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from atoll.comm.exit_codes import ExitCode
 from atoll.comm.ids import NodeId
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator.rulings import ban_node, pardon_node
+from atoll.coordinator.server import ban_node, pardon_node
 from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine import conduct

@@ -759,15 +759,15 @@ MUTATIONS = [
     ),
     Mutation(
         "who calls itself as another one's id is meant by it",
-        C + "rulings.py",
+        C + "service/rulings.py",
         "    if what in found:\n        return NodeId(what)\n",
         "",
         RULINGS,
     ),
     Mutation(
         "of several nodes of a name the last one is banned",
-        C + "rulings.py",
-        "if len({keys[n] for n in found}) > 1:",
+        C + "service/rulings.py",
+        "if len({key for _, key in found.values()}) > 1:",
         "if False:",
         RULINGS,
     ),
