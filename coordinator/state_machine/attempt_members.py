@@ -7,6 +7,7 @@ from math import ceil
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import broken_paths
 from atoll.coordinator.state_machine.chunk_owners import reachable, reducers
+from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State, order
 
 MAX_BROKEN_OFF = 2  # attempts of a round that one may end so, whoever is needed
@@ -42,10 +43,12 @@ def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[No
 
 
 def _alone(state: State, members: tuple[NodeId, ...]) -> set[NodeId]:
-    """Whom the others have to reach: the one that can be dialled, and reducers."""
-    only = set(reducers(state))
-    dialled = only.union(n for n in members if not state.members.here[n].leaf)
-    return dialled if len(dialled) == 1 else only
+    """Whom the others have to reach: the one that can be dialled, and reducers. A reducer that one of these says it
+    cannot reach can be dialled all the same."""
+    here = state.members.here
+    able = {n for n, m in here.items() if m.trusted_as(MemberState.REDUCER) and not (m.paused or m.leaf)}
+    dialled = able.union(n for n in members if not here[n].leaf)
+    return dialled if len(dialled) == 1 else set(reducers(state))
 
 
 def worst_of(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId] = ()) -> NodeId | None:

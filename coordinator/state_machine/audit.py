@@ -53,6 +53,7 @@ from atoll.coordinator.state_machine.auditors import (
 from atoll.coordinator.state_machine.changes import with_round
 from atoll.coordinator.state_machine.conduct import (
     charge,
+    leave_audit,
     lend_time,
     remember_unaudited,
     strike_part,
@@ -322,6 +323,23 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
         sentence = f"it signed two receipts for chunk {audit.chunk}"
         return convict(state, audit, place, sentence, facts, event.node, now, out)
     return state
+
+
+def remember_who_went(before: State, state: State, node: NodeId, out: list[Effect]) -> State:
+    """What a member said, or the clock of it, may have ended its part in the round: where what it made was audited
+    then, nobody can look at that any more, and it may be why it went."""
+    ledger = before.round.ledger
+    if not before.round.audits or not _takes_part(ledger, node) or _takes_part(state.round.ledger, node):
+        return state
+    for c, audit in before.round.audits.items():
+        if node in {audit.owner, *(ledger.entries[i].node for i in audit.parties.relays)}:
+            return leave_audit(state, node, c, out)
+    return state
+
+
+def _takes_part(ledger: Ledger, node: NodeId) -> bool:
+    there = (e for e in ledger.entries if e.node == node and not e.gone)
+    return any(e.contribution is None or node in ledger.contributions for e in there)
 
 
 # The clock

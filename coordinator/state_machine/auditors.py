@@ -12,7 +12,7 @@ from atoll.comm.digest import digest
 from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.coordinator.state_machine.conduct import identity, lend_time, may_own, owes_time
+from atoll.coordinator.state_machine.conduct import identity, is_sound, lend_time, may_vote, owes_time
 from atoll.coordinator.state_machine.newcomers import excused
 from atoll.coordinator.state_machine.state import Audit, State
 
@@ -41,10 +41,10 @@ def possible_auditors(state: State) -> set[NodeId]:
 
 def electorate(state: State) -> set[NodeId]:
     """Members of the round that can audit, or could if they were in the attempt: a majority of all of these
-    convicts, so that nobody gains by having others left out."""
+    convicts, so that nobody gains by having others left out, nor by others' having left or been late lately."""
     here = state.members.here
     nodes = {e.node for e in state.round.ledger.entries if e.node in here}
-    return {n for n in nodes if not here[n].leaf and here[n].key and may_own(state, n)}
+    return {n for n in nodes if not here[n].leaf and here[n].key and may_vote(state, n)}
 
 
 def lot(state: State, what: bytes, c: int, node: str = "") -> float:
@@ -78,9 +78,15 @@ def ask(state: State, audit: Audit, nodes: Iterable[NodeId], now: float) -> Audi
 
 def _is_unlikely(state: State, audit: Audit, node: NodeId) -> bool:
     """Whether others are to be asked rather: the node is likely to be late, as far as is known, or owes the others
-    time."""
+    time, or is in quarantine."""
     unknown = bool(excused(state, [node]))
-    return unknown or owes_time(state, node) or _was_silent(state, node) or is_too_slow(state, audit, node)
+    return (
+        unknown
+        or owes_time(state, node)
+        or not is_sound(state, node)
+        or _was_silent(state, node)
+        or is_too_slow(state, audit, node)
+    )
 
 
 def _was_silent(state: State, node: NodeId) -> bool:

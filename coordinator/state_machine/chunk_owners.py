@@ -42,12 +42,15 @@ class ChunkOwners:
 
 def reducers(state: State, members: Collection[NodeId] = ()) -> tuple[NodeId, ...]:
     """Members that only own chunks, and are not paused; without those that somebody could not reach in this round,
-    or that were late in any, unless these members, or all participants, have nobody else to dial."""
+    or that were late in any, or began anew in this one. Where these members, or all participants, have nobody else
+    to dial, one of all in turn: together they could be kept from the round's end by one of them."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
+    lost |= {e.node for e in state.round.ledger.entries if e.gone and e.contribution is None}
     all_ = tuple(n for n, m in here.items() if m.trusted_as(MemberState.REDUCER) and not m.paused)
     sound = tuple(n for n in all_ if n not in lost and not here[n].late)
     needed = not sound and all(n not in here or here[n].leaf for n in members or state.round.participants)
-    return all_ if needed else sound
+    turn = state.round.ledger.attempt % len(all_) if all_ else 0
+    return all_[turn : turn + 1] if needed else sound
 
 
 def reachable(state: State, members: Collection[NodeId]) -> bool:

@@ -34,7 +34,17 @@ from atoll.comm.evidence import Evidence as Evidence
 from atoll.comm.evidence import Offence as Offence
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
-from atoll.comm.strikes import BANNING, DELAYS, DOUBTFUL, MIN_PART, Strikes, left_of_strike, remember, strike
+from atoll.comm.strikes import (
+    BANNING,
+    DELAYS,
+    DOUBTFUL,
+    MIN_PART,
+    OWNER_LIMIT,
+    Strikes,
+    left_of_strike,
+    remember,
+    strike,
+)
 from atoll.coordinator.state_machine.changes import remove
 from atoll.coordinator.state_machine.events import Decision, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState
@@ -102,6 +112,19 @@ def leave_exchange(state: State, node: NodeId, sentence: str, out: list[Effect])
     return state
 
 
+def leave_audit(state: State, node: NodeId, chunk: int, out: list[Effect]) -> State:
+    """Remember that the node ended its part in the round while what it made of this chunk was audited, which who is
+    asked for a receipt knows: it owns nothing for a while, and what it makes is drawn more often. Where an audit of
+    that came to no end lately, too, it is charged as one that shows nothing."""
+    again, who = unaudited_lately(state, node), identity(state, node)
+    left = _with_latest(state.conduct.exchanges_left, who, state.round.number)
+    state = remember_unaudited(replace(state, conduct=replace(state.conduct, exchanges_left=left)), [node])
+    if again:
+        sentence = f"it went while what it had made of chunk {chunk} was audited, and showed lately nothing either"
+        state = charge(state, node, Evidence(state.round.number, Offence.UNSHOWN, sentence), out)
+    return state
+
+
 def remember_unaudited(state: State, nodes: Iterable[NodeId]) -> State:
     """Remember that an audit of what these nodes made came to no end, whoever is to blame. Nothing is held against
     them: what they make is drawn more often (`unaudited_lately`)."""
@@ -126,8 +149,21 @@ def _with_latest(rounds: dict[str, int], who: str, number: int) -> dict[str, int
 
 def may_own(state: State, node: NodeId) -> bool:
     """Whether the node may be given chunks to merge, if there are others."""
-    sound = consequence(state, node) in (None, Consequence.STRUCK)
-    return sound and not left_exchange_lately(state, node)
+    return is_sound(state, node) and not left_exchange_lately(state, node)
+
+
+def is_sound(state: State, node: NodeId) -> bool:
+    """Whether nothing is held against the node by which it may do less than others."""
+    return consequence(state, node) in (None, Consequence.STRUCK)
+
+
+def may_vote(state: State, node: NodeId) -> bool:
+    """Whether the node's word on what others made counts: it said nothing false lately. Trouble is no reason: else
+    those who make no other's work count for more, as others are slow or had to leave."""
+    if not state.conduct.strikes:
+        return True
+    record = state.conduct.strikes.get(identity(state, node), UNRECORDED)
+    return record.ban is None and record.weights(state.committed)[0] < OWNER_LIMIT
 
 
 def owes_time(state: State, node: NodeId) -> bool:

@@ -94,6 +94,7 @@ def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
     seed: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.comm.transport.link_policy.LINK_TIMES", LinkTimes(redial=(0.001,)))
+    monkeypatch.setattr("atoll.comm.transport.reassembly.MIN_PIECE_BYTES", 500)  # else they are refused
 
     async def body() -> None:
         random = Random(seed)
