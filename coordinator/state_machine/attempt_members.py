@@ -43,8 +43,8 @@ def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[No
 
 
 def _alone(state: State, members: tuple[NodeId, ...]) -> set[NodeId]:
-    """Whom the others have to reach: the one that can be dialled, and reducers. A reducer that one of these says it
-    cannot reach can be dialled all the same."""
+    """Whom the others have to reach: the one that can be dialled, and reducers. Who says that it cannot reach a
+    reducer is not the only one."""
     here = state.members.here
     able = {n for n, m in here.items() if m.trusted_as(MemberState.REDUCER) and not (m.paused or m.leaf)}
     dialled = able.union(n for n in members if not here[n].leaf)

@@ -79,14 +79,8 @@ def ask(state: State, audit: Audit, nodes: Iterable[NodeId], now: float) -> Audi
 def _is_unlikely(state: State, audit: Audit, node: NodeId) -> bool:
     """Whether others are to be asked rather: the node is likely to be late, as far as is known, or owes the others
     time, or is in quarantine."""
-    unknown = bool(excused(state, [node]))
-    return (
-        unknown
-        or owes_time(state, node)
-        or not is_sound(state, node)
-        or _was_silent(state, node)
-        or is_too_slow(state, audit, node)
-    )
+    unknown = bool(excused(state, [node])) or not is_sound(state, node)
+    return unknown or owes_time(state, node) or _was_silent(state, node) or is_too_slow(state, audit, node)
 
 
 def _was_silent(state: State, node: NodeId) -> bool:

@@ -10,7 +10,7 @@ tell it from one pair. So nobody is held to account for one:
     few others said so              so to two owns nothing alone, and nobody waits for it; to three, or where more
                                     say so, it is charged with what that cost
     with a third of the members,    it is this member: it owns nothing, it is left out of the attempt, and charged
-      three at least                (ACCUSER) for each round in which a path to it broke again; for paths that
+      two more than a quarter       (ACCUSER) for each round in which a path to it broke again; for paths that
                                     broke once in a round, by turns, nobody is charged: it owns nothing, and owes
                                     the others the time that its word costs
 
@@ -50,21 +50,22 @@ def needed(ledger: Ledger, a: NodeId, b: NodeId) -> bool:
 
 
 def culprits(state: State) -> frozenset[NodeId]:
-    """The members to which the paths from at least a third of the members broke, of those remembered, each twice
-    in a round, or with others. That one end had no session the coordinator saw: the other one said the truth."""
+    """The members that are to blame as the paths to so many others broke (`_enough`), of those remembered, each
+    twice in a round, or with others. That one end had no session the coordinator saw: the other one said the
+    truth."""
     sure = [path.pair for path in _remembered(state) if frozenset(path.rounds) - path.blinks - path.once]
-    return _breakers(sure, _third(state))
+    return _breakers(sure, _enough(state))
 
 
 def _unreliable(state: State) -> frozenset[NodeId]:
-    """The culprits, and those to which paths broke once in a round: from a third of the members in two rounds or
-    more, or from most in one. Each may have been its other end's doing, so nobody is charged for it; but such a
-    member owns nothing, and its other ends may."""
+    """The culprits, and those to which paths broke once in a round: from as many in two rounds or more, or from
+    most in one. Each may have been its other end's doing, so nobody is charged for it; but such a member owns
+    nothing, and its other ends may."""
     broken = {path: frozenset(path.rounds) - path.blinks for path in _remembered(state)}
     twice = [path.pair for path, rounds in broken.items() if len(rounds) > 1 or rounds - path.once]
     once = [path.pair for path, rounds in broken.items() if rounds]
     most = max(MIN_ACCUSERS, len(state.round.participants) // 2 + 1)
-    return culprits(state) | _breakers(twice, _third(state)) | _breakers(once, most)
+    return culprits(state) | _breakers(twice, _enough(state)) | _breakers(once, most)
 
 
 def _breakers(pairs: list[Pair], partners: int) -> frozenset[NodeId]:
@@ -82,10 +83,21 @@ def _breakers(pairs: list[Pair], partners: int) -> frozenset[NodeId]:
 
 
 def _third(state: State) -> int:
-    """To the members of so many paths broke that it is not these who are to blame: one may lie, and one more path
-    may have broken."""
-    members = len(state.round.participants)
+    """So many say the same of a member that it is not these who are to blame. Who went in this round counts: else
+    those who stay would be more."""
+    return _third_of(len(state.round.participants.keys() | state.round.gone.keys()))
+
+
+def _third_of(members: int) -> int:
     return max(2, min(MIN_ACCUSERS, members - 1), -(-members // 3))
+
+
+def _enough(state: State) -> int:
+    """To so many others a member's paths broke that it is not these who are to blame: a quarter of all may lie,
+    and one more path may have broken. All of whom paths are remembered count, whoever went since."""
+    known = {n for path in _remembered(state) for n in path.pair}
+    members = len(state.round.participants.keys() | state.round.gone.keys() | known)
+    return max(_third_of(members), members // 4 + 2)
 
 
 def is_known(state: State, accusers: int) -> bool:

@@ -113,9 +113,9 @@ def leave_exchange(state: State, node: NodeId, sentence: str, out: list[Effect])
 
 
 def leave_audit(state: State, node: NodeId, chunk: int, out: list[Effect]) -> State:
-    """Remember that the node ended its part in the round while what it made of this chunk was audited, which who is
-    asked for a receipt knows: it owns nothing for a while, and what it makes is drawn more often. Where an audit of
-    that came to no end lately, too, it is charged as one that shows nothing."""
+    """Remember that the node ended its part in the round while what it made of this chunk was audited, which it
+    knows that is asked for a receipt: it owns nothing for a while, and what it makes is drawn more often. Where an
+    audit of that came to no end lately, too, it is charged as one that shows nothing."""
     again, who = unaudited_lately(state, node), identity(state, node)
     left = _with_latest(state.conduct.exchanges_left, who, state.round.number)
     state = remember_unaudited(replace(state, conduct=replace(state.conduct, exchanges_left=left)), [node])

@@ -5,6 +5,7 @@ from collections.abc import Container
 import pytest
 from audit_world import AuditWorld, Lies, liar
 from member_story import Story
+from scenario import Run
 
 from atoll.comm.bitmap import places
 from atoll.comm.ids import NodeId
@@ -208,3 +209,40 @@ def test_no_verdict_that_is_beyond_doubt_waits_for_who_is_away() -> None:
         for event in found:
             world.feed(event)
     assert world.convicted() == {N1} and NodeId("n8") in world.state.members.here
+
+
+def without_end(names: str, leaves: str, reducers: str, liar: str, rest: str) -> Story:
+    """A round in which the liar says of the `rest`, in turn, that it cannot reach them, in each attempt that
+    counts on both; the others do their part."""
+    story = Story.__new__(Story)
+    Run.__init__(story)
+    for name in leaves:
+        story.do("leaf", [name])
+    for name in reducers:
+        story.do("reducer", [name])
+    story.do("begin", list(names))
+    for name in reducers:
+        story.do("join", [name])
+    story.liar = story.node(liar)
+    story.train()
+    for turn in range(60):
+        if story.state.committed:
+            return story
+        there = [n for n in rest if story.contributes(story.node(n))]
+        if story.state.round.plan is not None and there and story.contributes(story.liar):
+            story.do("lost", [liar, there[0] if there[0] in reducers else there[turn % len(there)]])
+        elif story.state.round.plan is not None:
+            story.reduce()
+            return story
+        story.do("wait", ["1"])
+    raise AssertionError(story.state.round.reason)
+
+
+def test_a_reducer_that_says_it_cannot_reach_the_other_one_does_not_hold_up_a_round_of_leaves() -> None:
+    assert without_end("abcd", "abcd", "rs", "r", "s").state.committed
+
+
+def test_the_one_that_can_be_dialled_is_left_out_of_a_round_for_which_a_reducer_is_there() -> None:
+    """It says that it cannot reach the reducer, and then leaf after leaf."""
+    story = without_end("abcd", "bcd", "r", "a", "rbcd")
+    assert story.state.pending is not None and story.liar not in story.state.pending.contributors

@@ -7,6 +7,7 @@ from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.placement.bandwidth_shares import PlanNode, plan_shares
 from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
+from atoll.coordinator.state_machine.ledger import Entry
 from atoll.coordinator.state_machine.state import State
 
 A, B, C, DAN = (NodeId(f"n{i}") for i in range(1, 5))
@@ -97,3 +98,14 @@ def test_a_late_reducer_is_taken_where_only_somebody_who_is_left_out_could_be_di
     state = replace(state, members=replace(state.members, here=late))
     state = replace(state, round=replace(state.round, participants=dict.fromkeys((A, B, C), 0.0)))
     assert reducers(state) == () and reducers(state, (A, B)) == (DAN,) and reachable(state, (A, B))
+
+
+def test_a_reducer_that_began_anew_in_the_round_owns_nothing_more_in_it_where_others_can() -> None:
+    """Else one that does so in each attempt would keep the round from its end."""
+    for leaves, expected in (((A, B), ()), ((A, B, C), (DAN,))):
+        state = told(leaves=leaves)
+        ledger = replace(state.round.ledger, entries=(Entry(DAN, None, gone=True),))
+        state = replace(
+            state, round=replace(state.round, ledger=ledger, participants=dict.fromkeys((A, B, C), 0.0))
+        )
+        assert reducers(state) == expected

@@ -57,15 +57,15 @@ MUTATIONS = [
     Mutation(
         "exchanges are left at no charge without end",
         C + "state_machine/conduct.py",
-        "    if again:\n",
-        "    if False:\n",
+        "    if again:\n        state = charge",
+        "    if False:\n        state = charge",
         SCENARIOS,
     ),
     Mutation(
         "who has left an exchange is dealt chunks again",
         C + "state_machine/conduct.py",
-        "return sound and not left_exchange_lately(state, node)",
-        "return sound",
+        "return is_sound(state, node) and not left_exchange_lately(state, node)",
+        "return is_sound(state, node)",
         SCENARIOS,
     ),
     Mutation(
