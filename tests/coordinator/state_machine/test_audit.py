@@ -465,3 +465,10 @@ def test_who_said_what_is_not_has_no_word_on_others() -> None:
     strikes = {conduct.identity(world.state, N3): Strikes(N3, lies=4.0)}
     world.state = replace(world.state, conduct=replace(world.state.conduct, strikes=strikes))
     assert N3 not in electorate(world.state) and N1 in electorate(world.state)
+
+
+def test_two_of_four_that_can_be_dialled_and_show_nothing_keep_no_round_from_its_end() -> None:
+    """Who is charged for it has its vote all the same: else there would be too few for any audit to end."""
+    for nonce in nonces(0, 4):
+        world = AuditWorld(nonce, liar(1, "no input") | liar(2, "no input"), leaves=4, audit="1000").run()
+        assert world.charged().keys() <= {N1, N2}, world.notes
