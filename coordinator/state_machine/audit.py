@@ -59,7 +59,19 @@ from atoll.coordinator.state_machine.conduct import (
     strike_part,
     unaudited_lately,
 )
-from atoll.coordinator.state_machine.events import AuditReported, Effect, Note, SealOutsized
+from atoll.coordinator.state_machine.events import (
+    AuditReported,
+    Effect,
+    Event,
+    Expired,
+    Joined,
+    LayoutReported,
+    Leaving,
+    Note,
+    Paused,
+    SealOutsized,
+    StateReported,
+)
 from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.newcomers import excused
 from atoll.coordinator.state_machine.state import Audit, RoundState, SealedBytes, State, order
@@ -71,6 +83,8 @@ UNTOLD_SECONDS = 2.0  # in which a relay's word may be on its way
 LEAST_LOT = 2.0**-128
 ENOUGH_VOICES = 2  # that a chunk is too long
 MAX_DOUBLINGS = 2  # of the time for an answer, with each in a row that does not come
+# Events with which a member's part in the round ends by what it does itself.
+ENDING = (Joined, Leaving, Expired, Paused, LayoutReported, StateReported)
 
 
 # Drawing
@@ -325,15 +339,22 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
     return state
 
 
-def remember_who_went(before: State, state: State, node: NodeId, out: list[Effect]) -> State:
-    """What a member said, or the clock of it, may have ended its part in the round: where what it made was audited
-    then, nobody can look at that any more, and it may be why it went."""
-    ledger = before.round.ledger
-    if not before.round.audits or not _takes_part(ledger, node) or _takes_part(state.round.ledger, node):
+def remember_who_went(before: State, state: State, event: Event, out: list[Effect]) -> State:
+    """Where what a member made was audited, and its part in the round has ended, nobody can look at that any more.
+    If it ended that itself, it may be for this; whatever the reason, what it makes is drawn more often."""
+    ledger, now = before.round.ledger, state.round.ledger
+    if not before.round.audits or now is ledger or state.round.number != before.round.number:
         return state
+    went = dict[NodeId, int]()
     for c, audit in before.round.audits.items():
-        if node in {audit.owner, *(ledger.entries[i].node for i in audit.parties.relays)}:
-            return leave_audit(state, node, c, out)
+        for node in (audit.owner, *(ledger.entries[i].node for i in audit.parties.relays)):
+            if node not in went and _takes_part(ledger, node) and not _takes_part(now, node):
+                went[node] = c
+    for node, c in went.items():
+        if isinstance(event, ENDING) and event.node == node:
+            state = leave_audit(state, node, c, out)
+        else:  # by the word of others, as it may be
+            state = remember_unaudited(state, [node])
     return state
 
 

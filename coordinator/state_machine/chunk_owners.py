@@ -46,7 +46,7 @@ def reducers(state: State, members: Collection[NodeId] = ()) -> tuple[NodeId, ..
     to dial, one of all in turn: together they could be kept from the round's end by one of them."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
     lost |= {e.node for e in state.round.ledger.entries if e.gone and e.contribution is None}
-    all_ = tuple(n for n, m in here.items() if m.trusted_as(MemberState.REDUCER) and not m.paused)
+    all_ = tuple(n for n, m in here.items() if m.trusted_as(MemberState.REDUCER) and not (m.paused or m.leaf))
     sound = tuple(n for n in all_ if n not in lost and not here[n].late)
     needed = not sound and all(n not in here or here[n].leaf for n in members or state.round.participants)
     turn = state.round.ledger.attempt % len(all_) if all_ else 0

@@ -377,6 +377,18 @@ def is_told(ledger: Ledger, c: int) -> bool:
     return c in ledger.sealed and all(told_by_relays(ledger, c).values())
 
 
+def unlooked(ledger: Ledger, staying: Container[NodeId]) -> set[int]:
+    """The sealed chunks with the mean of a relay that did not tell what is in it, and whose owner, or such a
+    relay, is not among those who stay: it was drawn by nobody, and never will be."""
+    found = set[int]()
+    for c in ledger.layered & ledger.sealed.keys():
+        seal, told = ledger.sealed[c], {sum_.by for sum_ in region_sums(ledger, c)}
+        silent = {ledger.entries[place].node for place in places(seal.means)} - told
+        if silent and any(node not in staying for node in (seal.by, *silent)):
+            found.add(c)
+    return found
+
+
 def made_by(ledger: Ledger, nodes: Container[NodeId]) -> set[int]:
     """The sealed chunks that these nodes sealed, or summed for their region."""
     relayed = {c for row in ledger.relays for c in ledger.layered if ledger.entries[row[c]].node in nodes}

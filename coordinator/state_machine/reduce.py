@@ -73,6 +73,8 @@ def open_attempt(state: State, members: tuple[NodeId, ...], now: float, out: lis
         state = with_round(state, replace(state.round, salt=audit.salt(state, (*members, *helpers))))
     elif now > state.round.asked_at:  # else the attempt follows at once on the one before
         state = audit.give_time_anew(state, now)
+    if state.round.salt and (void := book.unlooked(state.round.ledger, {*members, *helpers})):
+        state = with_round(state, replace(state.round, ledger=book.unseal(state.round.ledger, void)))
     r = state.round
     planned = assign_owners(state, members, helpers, chunks)
     split = None if r.ledger.owners else choose_levels(state, members, planned)

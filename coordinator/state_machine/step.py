@@ -114,9 +114,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
         return hear(state, (event,), now), effects
     before = state
     state = _with_epoch(before, _take(before, event, now, effects))
-    if isinstance(event, GOING):
-        state = audit.remember_who_went(before, state, event.node, effects)
     state = _with_epoch(state, _advance(before, state, event, now, effects))
+    state = audit.remember_who_went(before, state, event, effects)
     return _watched(before, state, event, now), effects
 
 

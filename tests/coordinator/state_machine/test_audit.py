@@ -17,11 +17,9 @@ from atoll.comm.evidence import Offence
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.receipts import sign_input, sign_receipt
 from atoll.comm.replace import replace
-from atoll.comm.strikes import Strikes
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.auditors import electorate
 from atoll.coordinator.state_machine.changes import fail_attempt
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
@@ -409,66 +407,3 @@ def test_an_owner_may_not_say_that_another_party_than_a_relay_summed_for_it() ->
     asked = next(n for n in audit.named if n != N2)
     world.feed(replace(world.finding(asked, audit), digest=b"", receipts=(receipt.pack(),), silent=()))
     assert world.charged() == {N3: {Offence.FORGED_SEAL}} and world.convicted() == {N3}
-
-
-@pytest.mark.parametrize("how", ["begins anew", "says good-bye", "saves bytes", "falls silent"])
-def test_who_goes_while_what_it_made_is_audited_owns_nothing_and_is_charged_the_second_time(how: str) -> None:
-    """It may know that it is, as it is asked for its receipt; and that nobody can look once it is gone."""
-    goes: dict[str, ev.Event] = {
-        "begins anew": ev.Joined(N3, 2, "n3", "n3:1", "another session", key=key_of(N3).public),
-        "says good-bye": ev.Leaving(N3, 1, "bye"),
-        "saves bytes": ev.Paused(N3, 1, saves_bytes=True),
-        "falls silent": ev.Expired(N3, 1, "it was not heard"),
-    }
-    for before in (False, True):
-        world = AuditWorld(b"n", liar(3, "seal"), audit="1000")
-        if before:
-            world.state = conduct.remember_unaudited(world.state, [N3])
-        assert conduct.may_own(world.state, N3)
-        sealed_by_all(world)
-        assert any(audit.owner == N3 for audit in world.state.round.audits.values())
-        world.feed(goes[how])
-        assert not conduct.may_own(world.state, N3) and conduct.unaudited_lately(world.state, N3)
-        assert (Offence.UNSHOWN in world.charged().get(N3, ())) == before
-        world.run()
-        assert not world.wrong() and world.charged().keys() <= {N3}
-
-
-def test_who_goes_while_others_are_audited_may_own_chunks() -> None:
-    world = AuditWorld(b"n", audit="1000")
-    sealed_by_all(world, besides=N3)
-    assert world.state.round.audits
-    world.feed(ev.Joined(N3, 2, "n3", "n3:1", "another session", key=key_of(N3).public))
-    assert conduct.may_own(world.state, N3) and not conduct.unaudited_lately(world.state, N3)
-
-
-@pytest.mark.parametrize("trouble", [False, True])
-def test_whose_exchange_ended_early_or_who_was_late_lately_audits_all_the_same(trouble: bool) -> None:
-    """Else the two of eight that are left would audit each other, and convict who they like."""
-    liars = liar(7, "seal", "cover", "audit") | liar(8, "seal", "cover", "audit")
-    world = AuditWorld(b"n", liars, audit="1000")
-    who = [conduct.identity(world.state, NodeId(f"n{i}")) for i in range(1, 7)]
-    held = world.state.conduct
-    if trouble:
-        strikes = {key: Strikes(NodeId(f"n{i}"), trouble=4.0) for i, key in enumerate(who, 1)}
-        held = replace(held, strikes=strikes)
-    else:
-        held = replace(held, exchanges_left=dict.fromkeys(who, 0))
-    world.state = replace(world.state, conduct=held)
-    assert not conduct.may_own(world.state, N1)
-    world.run()
-    assert not world.wrong() and world.convicted() and world.charged().keys() <= liars.keys(), world.notes
-
-
-def test_who_said_what_is_not_has_no_word_on_others() -> None:
-    world = AuditWorld(b"n", audit="1000")
-    strikes = {conduct.identity(world.state, N3): Strikes(N3, lies=4.0)}
-    world.state = replace(world.state, conduct=replace(world.state.conduct, strikes=strikes))
-    assert N3 not in electorate(world.state) and N1 in electorate(world.state)
-
-
-def test_two_of_four_that_can_be_dialled_and_show_nothing_keep_no_round_from_its_end() -> None:
-    """Who is charged for it has its vote all the same: else there would be too few for any audit to end."""
-    for nonce in nonces(0, 4):
-        world = AuditWorld(nonce, liar(1, "no input") | liar(2, "no input"), leaves=4, audit="1000").run()
-        assert world.charged().keys() <= {N1, N2}, world.notes

@@ -85,8 +85,8 @@ MUTATIONS = [
     Mutation(
         "a paused reducer is dealt chunks",
         C + "state_machine/chunk_owners.py",
-        "m.trusted_as(MemberState.REDUCER) and not m.paused)",
-        "m.trusted_as(MemberState.REDUCER))",
+        "m.trusted_as(MemberState.REDUCER) and not (m.paused or m.leaf))\n    sound",
+        "m.trusted_as(MemberState.REDUCER) and not m.leaf)\n    sound",
         SCENARIOS,
     ),
     Mutation(
