@@ -339,20 +339,20 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
     return state
 
 
-def remember_who_went(before: State, state: State, event: Event, out: list[Effect]) -> State:
+def remember_who_went(before: State, state: State, event: Event) -> State:
     """Where what a member made was audited, and its part in the round has ended, nobody can look at that any more.
     If it ended that itself, it may be for this; whatever the reason, what it makes is drawn more often."""
     ledger, now = before.round.ledger, state.round.ledger
     if not before.round.audits or now is ledger or state.round.number != before.round.number:
         return state
-    went = dict[NodeId, int]()
-    for c, audit in before.round.audits.items():
-        for node in (audit.owner, *(ledger.entries[i].node for i in audit.parties.relays)):
-            if node not in went and _takes_part(ledger, node) and not _takes_part(now, node):
-                went[node] = c
-    for node, c in went.items():
+    audits = before.round.audits.values()
+    relays = (ledger.entries[i].node for a in audits for i in a.parties.relays)
+    makers = (*(a.owner for a in audits), *relays)
+    for node in dict.fromkeys(makers):
+        if not _takes_part(ledger, node) or _takes_part(now, node):
+            continue
         if isinstance(event, ENDING) and event.node == node:
-            state = leave_audit(state, node, c, out)
+            state = leave_audit(state, node)
         else:  # by the word of others, as it may be
             state = remember_unaudited(state, [node])
     return state

@@ -112,19 +112,12 @@ def leave_exchange(state: State, node: NodeId, sentence: str, out: list[Effect])
     return state
 
 
-def leave_audit(state: State, node: NodeId, chunk: int, out: list[Effect]) -> State:
-    """Remember that the node ended its part in the round while what it made of this chunk was audited, which it
-    knows that is asked for a receipt: it owns nothing for a while, and what it makes is drawn more often. Where it
-    did so lately, too, it is charged as one that shows nothing."""
-    number, who, held = state.round.number, identity(state, node), state.conduct
-    last = held.audits_left.get(who)
-    exchanges, audits = _with_latest(held.exchanges_left, who, number), _with_latest(held.audits_left, who, number)
-    state = replace(state, conduct=replace(held, exchanges_left=exchanges, audits_left=audits))
-    state = remember_unaudited(state, [node])
-    if last is not None and state.committed - last < UNAUDITED_ROUNDS:
-        sentence = f"it went while what it had made of chunk {chunk} was audited, and did so lately, too"
-        state = charge(state, node, Evidence(number, Offence.UNSHOWN, sentence), out)
-    return state
+def leave_audit(state: State, node: NodeId) -> State:
+    """Remember that the node ended its part in the round while what it had made was audited, which it knows that
+    is asked for a receipt: it owns nothing for a while, and what it makes is drawn more often. A machine may die
+    then, too, so it is not charged."""
+    left = _with_latest(state.conduct.exchanges_left, identity(state, node), state.round.number)
+    return remember_unaudited(replace(state, conduct=replace(state.conduct, exchanges_left=left)), [node])
 
 
 def remember_unaudited(state: State, nodes: Iterable[NodeId]) -> State:

@@ -255,8 +255,6 @@ class ConductBook(Struct, frozen=True, gc=False):
     # By identity, the latest last: the round whose exchange its member last left by its own will, to save bytes or
     # with a good-bye; `conduct` keeps them.
     exchanges_left: dict[str, int] = {}
-    # Likewise: the latest round in which its member ended its part while what it had made was audited.
-    audits_left: dict[str, int] = {}
     # Likewise: the latest round in which an audit of what its member made came to no end.
     unaudited: dict[str, int] = {}
     decisions: int = 0  # so far

@@ -115,7 +115,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     before = state
     state = _with_epoch(before, _take(before, event, now, effects))
     state = _with_epoch(state, _advance(before, state, event, now, effects))
-    state = audit.remember_who_went(before, state, event, effects)
+    state = audit.remember_who_went(before, state, event)
     return _watched(before, state, event, now), effects
 
 
