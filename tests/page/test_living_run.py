@@ -150,6 +150,7 @@ def test_a_stream_that_ends_is_taken_up_again_where_it_was(
             reader.wait(f"document.getElementById('members').textContent.includes('{pace:.0f}')")
             served.do(asyncio.sleep(1.2))
         assert len(asked) > 1 and reader.text("#trouble") == ""
+        reader.page.close()  # before the coordinator goes, which it would ask again
 
 
 def test_where_no_stream_is_to_be_had_the_page_asks_again_and_again(
