@@ -314,3 +314,16 @@ def test_only_of_whom_the_other_end_said_it_is_remembered_that_it_had_no_session
     blinked = {path.pair: path.blinked for path in story.state.conduct.broken}
     a, b, d = (story.node(name) for name in "abd")
     assert blinked == {(a, b): {a}, (b, d): {b}}
+
+
+def test_who_is_unreliable_for_paths_that_broke_once_is_not_charged_as_two_break_in_one_round() -> None:
+    story = Story(NAMES, "h")
+    story.train()
+    state = with_broken(story.state, (1, 8), (2, 8), (3, 8), (4, 8))
+    paths = tuple(replace(path, rounds=(1, 2), once=frozenset({1, 2})) for path in state.conduct.broken)
+    lost = tuple((NodeId(f"n{k}"), story.liar) for k in (1, 2))
+    said = frozenset((b, a) for a, b in lost)
+    state = replace(state, conduct=replace(state.conduct, broken=paths))
+    state = replace(state, round=replace(state.round, number=3, lost=lost, accused=said))
+    state = broken_paths.remember(state, [])
+    assert not state.conduct.doubtful and not broken_paths.culprits(state)

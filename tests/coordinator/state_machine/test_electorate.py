@@ -1,13 +1,13 @@
 """Whose word counts in audits: that of all of the round that said nothing false lately."""
 
 import pytest
-from audit_world import AuditWorld, liar, nonces
+from audit_world import AuditWorld, liar, nonces, sealed_by_all
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.state_machine import conduct
-from atoll.coordinator.state_machine.auditors import electorate
+from atoll.coordinator.state_machine.auditors import electorate, name_auditors
 
 N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
 
@@ -42,3 +42,12 @@ def test_two_of_four_that_can_be_dialled_and_show_nothing_keep_no_round_from_its
     for nonce in nonces(0, 4):
         world = AuditWorld(nonce, liar(1, "no input") | liar(2, "no input"), leaves=4, audit="1000").run()
         assert world.charged().keys() <= {N1, N2}, world.notes
+
+
+def test_all_are_to_repeat_an_audit_though_all_are_likely_to_be_late() -> None:
+    world = AuditWorld(b"n", audit="1000")
+    sealed_by_all(world)
+    held = {conduct.identity(world.state, n): Strikes(n, owes_until=9) for n in world.state.members.here}
+    state = replace(world.state, conduct=replace(world.state.conduct, strikes=held))
+    audit = replace(state.round.audits[0], named={}, wide=True)
+    assert len(name_auditors(state, audit, 8, world.now).named) == 7
