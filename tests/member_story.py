@@ -10,11 +10,20 @@ from atoll.coordinator.state_machine.state import Phase
 class Story(Run):
     """Rounds in which all members but one do their part."""
 
-    def __init__(self, names: list[str], liar: str = "", **settings: str) -> None:
+    def __init__(
+        self, names: list[str], liar: str = "", leaves: str = "", reducers: str = "", **settings: str
+    ) -> None:
+        """`leaves`, of the names, cannot be dialled; `reducers` come besides. Their names are letters here."""
         super().__init__()
         for key, value in settings.items():
             self.set(key.replace("__", "."), value)
+        for name in leaves:
+            self.do("leaf", [name])
+        for name in reducers:
+            self.do("reducer", [name])
         self.do("begin", names)
+        for name in reducers:
+            self.do("join", [name])
         self.liar = self.node(liar) if liar else NodeId("")
 
     def owners(self) -> set[NodeId]:

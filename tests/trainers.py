@@ -132,13 +132,25 @@ async def launched(
         launcher = (sys.executable, "-m", "atoll.node.trainer.launcher", "--spec", str(spec))
         process = await asyncio.create_subprocess_exec(*through, *launcher)
         try:
-            end = await asyncio.wait_for(connections.get(), DEADLINE)
+            end = await first_of(connections, process)
             yield Node(process, end, folder, connections)
             end.close()
         finally:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+
+
+async def first_of(connections: asyncio.Queue[DaemonEnd], process: asyncio.subprocess.Process) -> DaemonEnd:
+    """The first rank that connects; fails at once where the launcher ends before any did."""
+    connected, ended = asyncio.create_task(connections.get()), asyncio.create_task(process.wait())
+    await asyncio.wait((connected, ended), timeout=DEADLINE, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    await asyncio.wait((connected,), timeout=5)  # who connected and ended at once
+    if not connected.done():
+        connected.cancel()
+        raise AssertionError(f"no rank connected; the launcher's exit code: {process.returncode}")
+    return await connected
 
 
 def order(round: int, steps: int, tokens: int = 0, fleet: int = 1, first: int = 0) -> trainer_channel.Train:

@@ -5,7 +5,6 @@ from collections.abc import Container
 import pytest
 from audit_world import AuditWorld, Lies, liar
 from member_story import Story
-from scenario import Run
 
 from atoll.comm.bitmap import places
 from atoll.comm.ids import NodeId
@@ -214,16 +213,7 @@ def test_no_verdict_that_is_beyond_doubt_waits_for_who_is_away() -> None:
 def without_end(names: str, leaves: str, reducers: str, liar: str, rest: str) -> Story:
     """A round in which the liar says of the `rest`, in turn, that it cannot reach them, in each attempt that
     counts on both; the others do their part."""
-    story = Story.__new__(Story)
-    Run.__init__(story)
-    for name in leaves:
-        story.do("leaf", [name])
-    for name in reducers:
-        story.do("reducer", [name])
-    story.do("begin", list(names))
-    for name in reducers:
-        story.do("join", [name])
-    story.liar = story.node(liar)
+    story = Story(list(names), liar, leaves, reducers)
     story.train()
     for turn in range(60):
         if story.state.committed:
