@@ -12,6 +12,8 @@ from atoll.coordinator.state_machine.conduct import identity
 from atoll.coordinator.state_machine.events import Banned, Pardoned
 from atoll.coordinator.state_machine.state import State
 
+KEY_DIGITS = 12  # of a key, that are told of those between which a person is to choose
+
 
 def ban(journal: Journal, what: str, reason: str) -> NodeId:
     """Leave word that the node of this id, name or key is out for good; return its id. Raises `ConfigError` where
@@ -47,12 +49,12 @@ def _state(journal: Journal) -> State:
 
 
 def _one(what: str, nodes: Iterable[tuple[NodeId, str, str]]) -> NodeId | None:
-    """The node that is meant by `what`, of these with their names and keys: the latest, where all have one key. An
-    id is nobody's name: whoever calls itself so is not meant. Raises `ConfigError` for several."""
+    """The node that is meant by `what`, of these with their names and keys: the latest, where all have one key.
+    Raises `ConfigError` for several: a node may call itself by another one's id."""
     found = {node: (name, key) for node, name, key in nodes if is_meant(what, node, name, key)}
+    if len({key for _, key in found.values()}) > 1:
+        several = ", ".join(f"{node} ({name}, key {key[:KEY_DIGITS]})" for node, (name, key) in found.items())
+        raise ConfigError(f"{what!r} may be each of {several}: give so much of the key of one")
     if what in found:
         return NodeId(what)
-    if len({key for _, key in found.values()}) > 1:
-        several = ", ".join(f"{node} ({name})" for node, (name, _) in found.items())
-        raise ConfigError(f"{what!r} may be each of {several}: give the id of one")
     return next(reversed(found), None)

@@ -358,6 +358,21 @@ def remember_who_went(before: State, state: State, event: Event) -> State:
     return state
 
 
+def _remember_whom_it_spares(state: State, audit: Audit) -> State:
+    """The audit ends as somebody that has to show something is gone, who may be its makers' friend, or left out by
+    their word. What these make is drawn more often; who said itself that it cannot reach the other owns nothing for
+    a while. Who is gone as it showed auditors nothing spares nobody by it."""
+    r, entries, here = state.round, state.round.ledger.entries, state.members.here
+    parties_ = (entries[place] for place in audit.parties.keys)
+    gone = {e.node for e in parties_ if e.gone or e.node not in here} - r.distrusted
+    makers = [audit.owner, *(entries[place].node for place in sorted(audit.parties.relays))] if gone else []
+    state = remember_unaudited(state, makers)
+    for node in makers:
+        if any((node, other) in r.accused for other in gone):
+            state = leave_audit(state, node)
+    return state
+
+
 def _takes_part(ledger: Ledger, node: NodeId) -> bool:
     there = (e for e in ledger.entries if e.node == node and not e.gone)
     return any(e.contribution is None or node in ledger.contributions for e in there)
@@ -396,7 +411,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     same = (r.ledger.owners[audit.chunk], r.ledger.since[audit.chunk]) == (audit.owner, audit.since)
     if not same or parties(state, audit.chunk, audit.inputs) != audit.parties:
         why = f"chunk {audit.chunk} was drawn for an audit, and one that has to show something of it is gone"
-        return void_seals(state, audit, why, now, out)
+        return void_seals(_remember_whom_it_spares(state, audit), audit, why, now, out)
     able, possible = able_auditors(state), possible_auditors(state)
     gone = {n for n in audit.named if n not in audit.voices and n not in able}
     late = {n for n, until in audit.named.items() if n not in audit.voices and n not in gone and now >= until}

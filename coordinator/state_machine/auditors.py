@@ -41,9 +41,10 @@ def possible_auditors(state: State) -> set[NodeId]:
 
 def electorate(state: State) -> set[NodeId]:
     """Members of the round that can audit, or could if they were in the attempt: a majority of all of these
-    convicts, so that nobody gains by having others left out, nor by others' having left or been late lately."""
-    here = state.members.here
-    nodes = {e.node for e in state.round.ledger.entries if e.node in here}
+    convicts, so that nobody gains by having others left out, nor by being back before them, nor by others' having
+    left or been late lately."""
+    here, r = state.members.here, state.round
+    nodes = {e.node for e in r.ledger.entries}.union(r.participants.keys() - r.slow).intersection(here)
     return {n for n in nodes if not here[n].leaf and here[n].key and may_vote(state, n)}
 
 

@@ -378,13 +378,14 @@ def is_told(ledger: Ledger, c: int) -> bool:
 
 
 def unlooked(ledger: Ledger, staying: Container[NodeId]) -> set[int]:
-    """The sealed chunks with the mean of a relay that did not tell what is in it, and whose owner, or such a
-    relay, is not among those who stay: it was drawn by nobody, and never will be."""
+    """The sealed chunks with the mean of a relay that did not tell what is in it, and of which somebody has
+    something to show who is not among those who stay: it was drawn by nobody, and never will be."""
     found = set[int]()
     for c in ledger.layered & ledger.sealed.keys():
         seal, told = ledger.sealed[c], {sum_.by for sum_ in region_sums(ledger, c)}
-        silent = {ledger.entries[place].node for place in places(seal.means)} - told
-        if silent and any(node not in staying for node in (seal.by, *silent)):
+        relays = {ledger.entries[place].node for place in places(seal.means)}
+        shown_by = relays.union(ledger.entries[place].node for place in places(seal.inputs))
+        if relays - told and any(node not in staying for node in (seal.by, *shown_by)):
             found.add(c)
     return found
 

@@ -102,7 +102,8 @@ def settle_digests(state: State, out: list[Effect]) -> State:
         if not state.committed:
             return state  # `beginning` names it
         digest, votes = most_common(told)
-        if state.tied or not votes or (2 * votes <= len(voters) and len(told) < len(voters)):
+        makers = max(len(_makers(state)), len(voters))  # else who is back first when all are away names it alone
+        if state.tied or not votes or (2 * votes <= makers and len(told) < makers):
             return state
         if list(Counter(told.values()).values()).count(votes) > 1:
             return rollback.begin_tie(state, tuple(told), out)
@@ -155,20 +156,28 @@ def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
     return state
 
 
+def _made(state: State, member: Member) -> bool:
+    """Whether it made state_committed, and did not lose it. One that came back without its state waits for its
+    digest."""
+    able = member.state is MemberState.ACTIVE or member.state_round == state.committed
+    return able and member.node in state.makers
+
+
 def _votes(state: State, member: Member) -> bool:
     """Whether it is a maker of state_committed that names its digest."""
-    able = member.state is MemberState.ACTIVE or member.state_round == state.committed
-    return able and member.suspected is None and member.node in state.makers
+    return _made(state, member) and member.suspected is None
+
+
+def _makers(state: State) -> list[Member]:
+    """Those of the members that made state_committed, and did not lose it, heard lately or not."""
+    makers = sorted(state.makers, key=order) if state.pending is not None else []
+    return [m for n in makers if (m := state.members.here.get(n)) is not None and _made(state, m)]
 
 
 def _voters(state: State) -> tuple[NodeId, ...]:
     """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
-    holds it. One that came back without its state waits for this very digest."""
-    here, held = state.members.here, state.committed
-    makers = sorted(state.makers, key=order) if state.pending is not None else []
-    living = [m for n in makers if (m := here.get(n)) is not None and m.suspected is None]
-    able = [m.node for m in living if m.state is MemberState.ACTIVE or m.state_round == held]
-    return tuple(able) or state.holders
+    holds it."""
+    return tuple(m.node for m in _makers(state) if m.suspected is None) or state.holders
 
 
 def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:

@@ -33,8 +33,15 @@ from atoll.node.config import SPEC, Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.devices import resolve
 from atoll.node.trainer.command import run_command
 
-# Seconds: until all machines must be there, and how long those that are there wait for more than are needed.
-RENDEZVOUS_SECONDS = {"join_timeout": 7 * 86400, "last_call_timeout": 10, "keep_alive_interval": 2}
+# Seconds: until all machines must be there, how long those that are there wait for more than are needed, and between
+# two signs of life of one that waits. So many in a row may be missed: who is taken for gone while its processor is
+# busy, just as the last one comes, waits for the next meeting, and the others wait for it in this one.
+RENDEZVOUS = {
+    "join_timeout": 7 * 86400,
+    "last_call_timeout": 10,
+    "keep_alive_interval": 2,
+    "keep_alive_max_attempt": 15,
+}
 log = logging.getLogger("atoll.trainer")
 STORE_SECONDS = 60.0  # until the store must answer
 MACHINES_KEY, ENGINE_KEY = "atoll machines", "atoll engine"
@@ -147,7 +154,7 @@ def meeting(spec: TrainerSpec, work: Path) -> dict[str, Any]:
         "min_nodes": fewest,
         "max_nodes": most,
         "rdzv_endpoint": node.rendezvous,
-        "rdzv_configs": {"is_host": False, **RENDEZVOUS_SECONDS},
+        "rdzv_configs": {"is_host": False, **RENDEZVOUS},
         "local_addr": address_towards(node.rendezvous),
     }
 

@@ -108,13 +108,15 @@ def test_the_operator_names_one_node_by_its_id_name_or_key_and_never_several(tmp
             liar, other, odd = (c.node() for _ in range(3))
             ids = [
                 (await node.join(name=name)).node_id
-                for node, name in ((liar, "ada"), (other, "ada"), (odd, "n1"))  # as another one's id
+                for node, name in ((liar, "ada"), (other, "ada"), (odd, "n2"))  # as another one's id
             ]
-        key = c.event_loop.state.members.departed | c.event_loop.state.members.here
-        for name, meant in (("n1", ids[0]), (key[NodeId(ids[1])].key.hex()[:8].upper(), ids[1])):
+        known = c.event_loop.state.members.departed | c.event_loop.state.members.here
+        first, second, third = (known[NodeId(i)].key.hex() for i in ids)
+        for name, meant in (("n1", ids[0]), (second[:8].upper(), ids[1])):
             assert ban_node(tmp_path, name, "") == meant
         for name, sentence in (
-            ("ada", r"'ada' may be each of n1 \(ada\), n2 \(ada\)"),
+            ("ada", rf"'ada' may be each of n1 \(ada, key {first[:12]}\), n2 \(ada, key {second[:12]}\)"),
+            ("n2", rf"'n2' may be each of n2 \(ada, key {second[:12]}\), n3 \(n2, key {third[:12]}\)"),
             ("bo", "knows no node 'bo'"),
         ):
             with pytest.raises(ConfigError, match=sentence):
@@ -124,7 +126,7 @@ def test_the_operator_names_one_node_by_its_id_name_or_key_and_never_several(tmp
         async with coordinator(tmp_path, RunConfig(name="reef")) as c:
             async with asyncio.timeout(SOON):
                 await c.event_loop.wait_until(lambda state: len(state.conduct.strikes) == 2)
-        with pytest.raises(ConfigError, match="give the id of one"):
+        with pytest.raises(ConfigError, match="give so much of the key of one"):
             pardon_node(tmp_path, "ada", "")
 
     asyncio.run(story())

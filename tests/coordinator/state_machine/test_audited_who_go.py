@@ -8,7 +8,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import conduct
 from atoll.coordinator.state_machine import events as ev
 
-N1, N3 = NodeId("n1"), NodeId("n3")
+N1, N3, N8 = NodeId("n1"), NodeId("n3"), NodeId("n8")
 GOES = (
     "begins anew",
     "says good-bye",
@@ -53,19 +53,62 @@ def test_what_is_made_by_who_is_left_out_while_it_is_audited_is_drawn_more_often
     assert not world.wrong() and not world.charged()
 
 
+@pytest.mark.parametrize("by", [1, 2])
+def test_what_is_made_by_whose_audit_ended_as_another_was_left_out_is_drawn_more_often(by: int) -> None:
+    """It may be its own word, then it owns nothing for a while, or a friend's: what the other contributed can be
+    shown to no auditor any more."""
+    world = AuditWorld(b"n", liar(1, "seal"), audit="1000")
+    sealed_by_all(world)
+    assert any(audit.owner == N1 for audit in world.state.round.audits.values())
+    for _ in range(2):
+        assert world.state.round.plan is not None
+        world.feed(ev.PeerUnreachable(NodeId(f"n{by}"), 1, N8, world.state.round.plan.fence, "reset"))
+    assert all(e.gone for e in world.state.round.ledger.entries if e.node == N8)
+    assert conduct.unaudited_lately(world.state, N1) and conduct.may_own(world.state, N1) == (by != 1)
+    world.run()
+    assert not world.wrong() and not world.charged().keys() - {N1}
+
+
+def test_what_is_made_by_whose_audit_ended_as_a_contributor_left_is_drawn_more_often() -> None:
+    world = AuditWorld(b"n", liar(1, "seal"), audit="1000")
+    sealed_by_all(world)
+    world.feed(ev.Leaving(N8, 1, "bye"))
+    assert conduct.unaudited_lately(world.state, N1) and conduct.may_own(world.state, N1)
+
+
+def sealed_before_it_is_told(liar_: NodeId) -> AuditWorld:
+    """In two levels: the liar has sealed, and no relay has told what is in the means."""
+    world = AuditWorld(b"n", {liar_: frozenset({"seal"})}, audit="1000", levels=2, norms=True)
+    for event in list(world.due()):
+        if isinstance(event, ev.ChunksSealed) and event.node == liar_ and event.seals:
+            world.feed(event)
+    assert world.state.round.ledger.sealed and not world.state.round.audits
+    return world
+
+
 @pytest.mark.parametrize("relay", [False, True])
 def test_what_is_sealed_before_its_relay_told_of_it_is_reduced_again_if_one_of_the_two_goes(relay: bool) -> None:
     """It was drawn by nobody: that takes what the relay tells."""
-    world = AuditWorld(b"n", liar(8, "seal"), audit="1000", levels=2, norms=True)
-    for event in list(world.due()):
-        if isinstance(event, ev.ChunksSealed) and event.node == "n8" and event.seals:
-            world.feed(event)
-    ledger = world.state.round.ledger
-    assert ledger.sealed and not world.state.round.audits
-    goes = world.node(world.relay(min(ledger.sealed))[0]) if relay else NodeId("n8")
+    world = sealed_before_it_is_told(N8)
+    goes = world.node(world.relay(min(world.state.round.ledger.sealed))[0]) if relay else N8
     world.feed(ev.Joined(goes, 2, str(goes), f"{goes}:1", "another session", key=key_of(goes).public))
     world.run()
-    assert not world.wrong() and world.charged().keys() <= {NodeId("n8"), goes}, world.notes
+    assert not world.wrong() and world.charged().keys() <= {N8, goes}, world.notes
+
+
+def test_what_is_sealed_before_its_relay_told_of_it_is_reduced_again_if_a_contributor_is_left_out() -> None:
+    """By the word of who sealed it, as it may be: an auditor would have to see what the other contributed."""
+    world = sealed_before_it_is_told(N1)
+    sealed = dict(world.state.round.ledger.sealed)
+    relays = {world.node(world.relay(c)[0]) for c in sealed}
+    other = next(node for node in (NodeId(f"n{i}") for i in range(8, 1, -1)) if node not in relays)
+    for _ in range(2):
+        assert world.state.round.plan is not None
+        world.feed(ev.PeerUnreachable(N1, 1, other, world.state.round.plan.fence, "reset"))
+    ledger = world.state.round.ledger
+    assert all(e.gone for e in ledger.entries if e.node == other) and not ledger.sealed
+    world.run()
+    assert not world.wrong() and world.charged().keys() <= {N1}, world.notes
 
 
 def test_who_goes_while_others_are_audited_may_own_chunks() -> None:

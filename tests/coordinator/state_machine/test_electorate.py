@@ -1,15 +1,17 @@
 """Whose word counts in audits: that of all of the round that said nothing false lately."""
 
 import pytest
-from audit_world import AuditWorld, liar, nonces, sealed_by_all
+from audit_world import AuditWorld, liar, nonces, ready, sealed_by_all
 
+from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.state_machine import conduct
+from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.auditors import electorate, name_auditors
 
-N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
+N1, N2, N3, N7, N8 = (NodeId(f"n{i}") for i in (1, 2, 3, 7, 8))
 
 
 @pytest.mark.parametrize("trouble", [False, True])
@@ -51,3 +53,41 @@ def test_all_are_to_repeat_an_audit_though_all_are_likely_to_be_late() -> None:
     state = replace(world.state, conduct=replace(world.state.conduct, strikes=held))
     audit = replace(state.round.audits[0], named={}, wide=True)
     assert len(name_auditors(state, audit, 8, world.now).named) == 7
+
+
+@pytest.mark.parametrize("ready_before", [False, True])
+def test_two_of_the_four_that_are_back_first_before_an_attempt_convict_nobody_who_is_honest(
+    ready_before: bool,
+) -> None:
+    """All streams break as contributions are awaited, or steps: the first attempt is a quorum's, with both liars.
+    The others take part in the round, too, and have their votes."""
+    world = AuditWorld(b"n").run()
+    nodes, first = tuple(world.state.members.here), (N1, N2, N7, N8)
+    for node in nodes:
+        world.feed(ev.StateReported(node, 1, world.state.committed, digest(b"1")))
+    world.now, number = world.now + 10.0, world.state.round.number
+    for node in nodes:
+        if ready_before or node not in (N7, N8):
+            world.feed(ev.StepsReached(node, 1, number))
+    for node in nodes if ready_before else ():
+        if node not in (N7, N8):
+            world.feed(ready(world.state, node))
+    world.lies, world.audit = {n: frozenset({"audit", "alarm"}) for n in (N7, N8)}, "1000"
+    for node in nodes:
+        world.feed(ev.Disconnected(node, 1))
+    for node in first:
+        world.feed(ev.Connected(node, 1))
+        world.feed(ev.StepsReached(node, 1, number))
+    for node in first:
+        world.feed(ready(world.state, node))
+    while world.state.round.plan is None:
+        world.now += 0.5
+        world.feed(ev.Tick())
+    assert set(world.state.round.ledger.members) == set(first)
+    for event in (*world.due(), *world.due()):  # what is sealed, and what is said of that
+        if world.state.members.here[event.node].connected:
+            world.feed(event)
+    for node in nodes:
+        world.feed(ev.Connected(node, 1))
+    world.run()
+    assert not world.convicted() and world.charged().keys() <= {N7, N8}, world.notes
