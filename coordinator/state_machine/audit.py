@@ -360,8 +360,8 @@ def remember_who_went(before: State, state: State, event: Event) -> State:
 
 def _remember_whom_it_spares(state: State, audit: Audit) -> State:
     """The audit ends as somebody that has to show something is gone, who may be its makers' friend, or left out by
-    their word. What these make is drawn more often; who said itself that it cannot reach the other owns nothing for
-    a while. Who is gone as it showed auditors nothing spares nobody by it."""
+    their word. What these make is drawn more often; who said itself that it cannot reach the other owns nothing
+    for a while. Who is gone as it showed auditors nothing spares nobody by it."""
     r, entries, here = state.round, state.round.ledger.entries, state.members.here
     parties_ = (entries[place] for place in audit.parties.keys)
     gone = {e.node for e in parties_ if e.gone or e.node not in here} - r.distrusted

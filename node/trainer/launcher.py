@@ -33,9 +33,9 @@ from atoll.node.config import SPEC, Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.devices import resolve
 from atoll.node.trainer.command import run_command
 
-# Seconds: until all machines must be there, how long those that are there wait for more than are needed, and between
-# two signs of life of one that waits. So many in a row may be missed: who is taken for gone while its processor is
-# busy, just as the last one comes, waits for the next meeting, and the others wait for it in this one.
+# Seconds: until all machines must be there, how long those that are there wait for more than are needed, and
+# between two signs of life of one that waits. So many in a row may be missed: who is taken for gone while its
+# processor is busy, just as the last one comes, waits for the next meeting, and the others for it in this one.
 RENDEZVOUS = {
     "join_timeout": 7 * 86400,
     "last_call_timeout": 10,

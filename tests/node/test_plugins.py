@@ -62,6 +62,7 @@ def run_of(**changes: Any) -> RunConfig:
     return small(**(settings | changes))
 
 
+@pytest.mark.long
 def test_a_trainer_of_two_ranks_trains_a_plugins_model_on_a_plugins_data(sample: None, tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", run_of(), 2) as node:

@@ -41,7 +41,10 @@ from atoll.outer_opt.round import RoundMember, exchange
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.weights import shares
 
-METHODS = sorted(configs.METHODS.glob("*.yaml"))
+METHODS = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in ("overlapped", "muloco") else pytest.mark.long)
+    for path in sorted(configs.METHODS.glob("*.yaml"))
+]
 MODEL = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
 FP32 = ReduceConfig(codec=CodecName.FP32)
 NODE = NodeConfig()
@@ -259,12 +262,14 @@ def test_fragments_take_turns_after_a_data_parallel_start(source: Source) -> Non
     assert ends == [(3.0 + 2.0 * k, (k - 1) % 4) for k in range(1, 8)]
 
 
+@pytest.mark.long
 def test_a_step_that_an_exchange_ends_in_is_from_the_parameters_that_it_began_with(source: Source) -> None:
     run = tiny(overlap=OverlapConfig(1))
     at_once, within, with_it = (played(run, source, latency=seconds) for seconds in (0.0, 0.5, 1.0))
     assert at_once.val_loss == within.val_loss == with_it.val_loss
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(source: Source) -> None:
     conditions: dict[str, Any] = {"drop": 0.3, "churn": 2, "speeds": (1.0, 1.0, 0.8, 0.5)}
     run = tiny(reduce=ReduceConfig(codec=CodecName.INT8))
@@ -273,7 +278,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(source: Sourc
     assert played(replace(run, seed=6), source, **conditions).records != one.records
 
 
-@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", METHODS)
 def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "model: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32, tied_head: false}\n"
@@ -298,6 +303,7 @@ def test_nodes_die_and_join_while_deltas_travel(churn: int, delay: int, source: 
     assert outcome.utilisation <= 1.0 and outcome.goodput < 1.0
 
 
+@pytest.mark.long
 def test_who_joins_without_moments_begins_with_small_steps_as_a_node_does(source: Source) -> None:
     run = tiny(rounds=RoundsConfig(inner_steps=12))
     nodes = fleet(run, source, steps=48, churn=1).nodes
@@ -329,6 +335,7 @@ def test_training_that_diverges_is_said(source: Source) -> None:
         played(run, source)
 
 
+@pytest.mark.long
 def test_waiting_costs_what_the_formula_says_and_overlap_nothing(source: Source) -> None:
     # An exchange that takes half of a round: 10 steps of training, 10 seconds of exchange.
     blocking = tiny(rounds=RoundsConfig(inner_steps=10))

@@ -174,6 +174,7 @@ async def round_of(number: int, planes: Sequence[DataPlane], kill: bool) -> Data
         return dead
 
 
+@pytest.mark.long
 def test_hundreds_of_rounds_with_members_that_come_and_go_leave_nothing_behind() -> None:
     async def body() -> None:
         random = Random(1)

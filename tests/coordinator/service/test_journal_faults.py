@@ -147,12 +147,12 @@ def test_a_log_cut_anywhere_holds_the_first_calls_whole(seed: int, tmp_path: Pat
 
     boundaries = range(HEADER, len(log) + 1, FRAME)
     assert found(log) == calls and found(log + rng.randbytes(10_000)) == calls
-    cuts = sorted({0, *boundaries[:200], *(rng.randrange(len(log)) for _ in range(50))})
+    cuts = sorted({0, *boundaries[:200], *(rng.randrange(len(log)) for _ in range(20))})
     after = [found(log[:cut]) for cut in cuts]
     assert after == sorted(after) and set(after) == set(range(calls + 1))
-    for cut in rng.sample(cuts, 40):
+    for cut in rng.sample(cuts, 20):
         assert found(log[:cut] + rng.randbytes(len(log) - cut)) == after[cuts.index(cut)]
-    for at in rng.sample(range(len(log)), 40):
+    for at in rng.sample(range(len(log)), 20):
         found(log[:at] + bytes([log[at] ^ 0xFF]) + log[at + 1 :])
 
 

@@ -68,7 +68,7 @@ def test_a_contributor_that_shows_nothing_is_left_out_and_remembered() -> None:
 
 
 @pytest.mark.parametrize("others", [(), ("audit",), ("slander",)])
-@pytest.mark.parametrize("count", [4, 5, 6, 8, 9])
+@pytest.mark.parametrize("count", [4, 5, *(pytest.param(count, marks=pytest.mark.long) for count in (6, 8, 9))])
 def test_a_contributor_that_shows_some_what_it_does_not_show_others_does_not_hold_the_round(
     count: int, others: tuple[str, ...]
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_relay_is_left_out_of_which_one_of_two_auditors_says_that_it_shows_no_
 
 @pytest.mark.parametrize("why", ["newcomers", "owe time"])
 def test_two_that_lie_convict_no_owner_where_half_of_the_others_are_unlikely_auditors(why: str) -> None:
-    for nonce in nonces(0, 10):
+    for nonce in nonces(0, 3):
         world = AuditWorld(nonce, liar(2, "audit") | liar(3, "audit"), audit="1000")
         unlikely = [NodeId(f"n{i}") for i in range(5, 9)]
         if why == "newcomers":
@@ -127,7 +127,7 @@ def test_two_that_lie_convict_no_owner_where_half_of_the_others_are_unlikely_aud
 
 def test_two_that_lie_convict_no_owner_where_most_others_do_not_answer() -> None:
     silent = {node: frozenset({"mute"}) for node in (NodeId(f"n{i}") for i in range(5, 9))}
-    for nonce in nonces(0, 10):
+    for nonce in nonces(0, 3):
         world = AuditWorld(nonce, liar(2, "audit") | liar(3, "audit") | silent, audit="1000").run()
         assert world.charged().keys() <= {N2, N3, *silent} and not world.convicted()
 

@@ -28,7 +28,14 @@ def test_of_honest_members_nothing_is_ever_decided() -> None:
     assert 180 < audited < 340  # of 16 chunks, 1.3
 
 
-@pytest.mark.parametrize("lies", [{}, liar(3, "mute"), liar(3, "audit"), liar(3, "slander"), liar(3, "alarm")])
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {},
+        liar(3, "mute"),
+        *(pytest.param(liar(3, lie), marks=pytest.mark.long) for lie in ("audit", "slander", "alarm")),
+    ],
+)
 def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -> None:
     runs = [long_run(run, lies) for run in range(3)]
     assert all(world.state.committed == 20 for world in runs)
@@ -39,15 +46,20 @@ def test_over_twenty_rounds_nothing_adds_up_against_honest_members(lies: Lies) -
     ("lies", "count"),
     [
         (liar(3, "seal", "no receipt"), 8),
-        (liar(3, "seal", "half receipt"), 5),
         (liar(3, "seal", "half receipt"), 7),
-        (liar(3, "seal", "half receipt") | liar(5, "cover"), 8),
-        (liar(3, "seal", "cover") | liar(5, "shield", "cover"), 8),
         (liar(3, "seal", "cover") | liar(5, "split shield", "busy"), 7),
-        (liar(3, "seal", "cover") | liar(5, "split shield", "slander"), 7),
         (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 7),
-        (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 8),
-        (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 9),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (liar(3, "seal", "half receipt"), 5),
+                (liar(3, "seal", "half receipt") | liar(5, "cover"), 8),
+                (liar(3, "seal", "cover") | liar(5, "shield", "cover"), 8),
+                (liar(3, "seal", "cover") | liar(5, "split shield", "slander"), 7),
+                (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 8),
+                (liar(3, "seal", "cover") | liar(5, "split shield", "cover"), 9),
+            )
+        ),
     ],
 )
 def test_of_an_owner_that_no_audit_convicts_little_gets_into_the_model_once_that_is_seen(

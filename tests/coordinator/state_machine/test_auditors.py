@@ -19,7 +19,7 @@ N1, N2, N3 = (NodeId(f"n{i}") for i in (1, 2, 3))
 
 def test_a_chunk_that_is_drawn_is_looked_at_by_two_and_neither_owns_it() -> None:
     looked_at = 0
-    for nonce in nonces(0, 20):
+    for nonce in nonces(0, 8):
         world = AuditWorld(nonce)
         for event in list(world.due()):  # all owners seal
             world.feed(event)
@@ -31,7 +31,7 @@ def test_a_chunk_that_is_drawn_is_looked_at_by_two_and_neither_owns_it() -> None
 
 def test_who_came_to_an_audit_too_late_is_charged_with_nothing_and_others_are_asked() -> None:
     busy = liar(4, "busy") | liar(5, "busy")
-    for nonce in nonces(0, 6):
+    for nonce in nonces(0, 2):
         assert not AuditWorld(nonce, busy, audit="1000").run().decisions
         world = AuditWorld(nonce, liar(2, "seal") | busy, audit="1000").run()
         assert world.convicted() == {N2} and world.charged().keys() == {N2}, world.notes
@@ -42,7 +42,7 @@ def test_where_most_came_too_late_the_few_that_slander_are_no_majority() -> None
     busy: dict[NodeId, frozenset[str]] = {}
     for i in range(4, 8):
         busy |= liar(i, "busy")
-    for nonce in nonces(0, 6):
+    for nonce in nonces(0, 2):
         world = AuditWorld(nonce, liar(2, "slander") | liar(3, "slander") | busy, audit="1000").run()
         assert world.charged().keys() <= {N2, N3}, world.notes
 
@@ -59,7 +59,7 @@ def test_what_nobody_had_the_time_to_audit_is_reduced_again_by_others() -> None:
 def test_a_newcomer_audits_where_others_cannot_and_is_not_struck_for_a_slow_link() -> None:
     """Among others that were in exchanges; then where those are the owner, and one that is silent."""
     n8 = NodeId("n8")
-    for nonce in nonces(0, 20):
+    for nonce in nonces(0, 8):
         world = AuditWorld(nonce, liar(8, "mute"), audit="1000")
         put_exchanged(world, n8)
         world.run()

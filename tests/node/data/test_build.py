@@ -88,6 +88,7 @@ def mixture(folder: Path) -> list[Path]:
     return [folder / "texts", folder / "*.jsonl.*"]
 
 
+@pytest.mark.long
 def test_the_bytes_are_the_same_for_any_number_of_processes(tmp_path: Path, tokenizer: Path) -> None:
     sources = mixture(tmp_path / "in")
     sets = list[dict[str, bytes]]()

@@ -85,6 +85,7 @@ def test_bf16_with_checkpointed_activations_trains_the_adapters_as_well(tmp_path
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_node_that_fetches_its_frozen_weights_says_so_before_it_takes_orders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ from trainers import launched, order, small
 from atoll.node import trainer_channel
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.long
 def test_parameters_that_are_not_finite_are_never_ready_and_the_next_order_begins_from_the_anchor(
     ranks: int, tmp_path: Path
 ) -> None:

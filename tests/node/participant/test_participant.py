@@ -104,6 +104,7 @@ tell([seen, rates, rounds, [run.rank, run.ranks, run.config.seed]])
     assert rounds == [1, 1, 1, 1, 2] and me == [0, 1, 5]
 
 
+@pytest.mark.long
 def test_an_engine_that_steps_by_itself_does_what_step_does(tmp_path: Path) -> None:
     text = """
 model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -209,9 +210,8 @@ with participate(model, torch.optim.AdamW(model.parameters())) as run:
 )
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param("mean", marks=pytest.mark.long), "masked", pytest.param("pieces", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("how", ["mean", "masked", "pieces"])
+@pytest.mark.long
 def test_a_rank_without_a_token_to_learn_costs_no_step_but_where_its_gradient_is_not_finite_and_is_named_then(
     how: str, tmp_path: Path
 ) -> None:
@@ -332,6 +332,7 @@ def test_ranks_that_share_no_batch_have_all_of_it_each(tmp_path: Path) -> None:
     assert told == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
 
 
+@pytest.mark.long
 def test_ranks_whose_copies_of_the_parameters_went_apart_are_not_ready(tmp_path: Path) -> None:
     async def story() -> None:
         async with script(tmp_path / "node", RANKS, small(inner=FLAT), "apart", through=TORCHRUN) as node:
@@ -460,6 +461,7 @@ print("goes on with something else")
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_script_may_prepare_for_long_before_it_says_that_it_takes_orders(tmp_path: Path) -> None:
     text = """
 class Prepared(Numbers):
@@ -487,6 +489,7 @@ with participate(model, torch.optim.SGD(model.parameters(), lr=1.0)) as run:
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_script_that_no_node_has_started_says_how_to_start_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,7 +230,8 @@ def test_evaluations_are_computed_in_micro_batches_too(tmp_path: Path, out_of_me
 # With processes
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.long
 def test_a_step_of_8_micro_batches_is_a_step_of_one(ranks: int, tmp_path: Path) -> None:
     # Adam divides by what is next to nothing in some elements: there any two orders of summing differ.
     sgd = InnerConfig(optimizer=OptimizerName.SGD, batch_size=8 * ranks, warmup_tokens=512, lr=0.1)

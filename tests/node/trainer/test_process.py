@@ -72,9 +72,8 @@ def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
     asyncio.run(both())
 
 
-@pytest.mark.parametrize(
-    "optimizer, off", [(OptimizerName.MUON, 0.01), pytest.param(OptimizerName.SGD, 1e-4, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("optimizer, off", [(OptimizerName.MUON, 0.01), (OptimizerName.SGD, 1e-4)])
+@pytest.mark.long
 def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
     optimizer: OptimizerName, off: float, tmp_path: Path
 ) -> None:
@@ -140,7 +139,8 @@ def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.long
 def test_a_round_starts_from_the_anchor_also_after_an_evaluation(ranks: int, tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks) as node:
@@ -214,7 +214,8 @@ def test_work_that_was_carried_over_is_trained_on_and_not_repeated(tmp_path: Pat
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.long
 def test_with_overlap_steps_go_on_and_end_up_on_top_of_the_new_anchor(ranks: int, tmp_path: Path) -> None:
     """As a trainer does that never heard of a commit, moved by what the anchor moved: at a learning rate that
     does not change, and with an optimizer that only sees gradients of nearly the same parameters."""
@@ -406,6 +407,7 @@ def test_killing_the_launcher_or_the_daemon_leaves_no_process(tmp_path: Path) ->
     asyncio.run(both())
 
 
+@pytest.mark.long
 def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> None:
     async def sentence(folder: str, run: RunConfig, ranks: int = 1, **node: Any) -> str:
         async with launched(tmp_path / folder, run, ranks, **node) as trainer:
@@ -424,7 +426,7 @@ def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> 
     asyncio.run(all_of_them())
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_what_only_one_rank_fails_of_is_said_too(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

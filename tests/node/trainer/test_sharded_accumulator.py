@@ -182,6 +182,7 @@ def ended_alone(folder: Path) -> None:
     assert made.plan == StepPlan(1)
 
 
+@pytest.mark.long
 def test_one_rank_begins_again_where_torch_cannot_forget_a_step(tmp_path: Path) -> None:
     on_ranks(1, tmp_path, ended_alone)
 

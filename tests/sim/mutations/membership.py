@@ -7,9 +7,16 @@ MUTATIONS = [
     Mutation(
         "the first to tell names the digest",
         C + "state_machine/state_sync.py",
-        "if state.tied or not votes or (2 * votes <= len(voters) and len(told) < len(voters)):",
+        "if state.tied or not votes or (2 * votes <= makers and len(told) < makers):",
         "if state.tied or not votes:",
         SCENARIOS,
+    ),
+    Mutation(
+        "who is back first names the digest",
+        C + "state_machine/state_sync.py",
+        "makers = max(len(_makers(state)), len(voters))",
+        "makers = len(voters)",
+        "tests/coordinator/state_machine/test_state_sync.py",
     ),
     Mutation(
         "of as many votes the first one's count",

@@ -32,6 +32,7 @@ def figures(loss: float | None, *decisions: tuple[int, int, str], refused: int =
     return {"val_loss": loss, "decisions": found, "refused": refused, **about}
 
 
+@pytest.mark.long
 def test_every_lie_is_told_by_one_and_two_with_the_defence_and_without() -> None:
     trials = [stranger.trial(seed) for stranger in ALL for seed in (1, 2)]
     assert len(missing(trials, Kept(Path("nothing")))) == len(trials) == 2 * (2 + 3 * len(LIES))
