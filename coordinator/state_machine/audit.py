@@ -340,22 +340,16 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
 
 
 def remember_who_went(before: State, state: State, event: Event) -> State:
-    """Where what a member made was audited, and its part in the round has ended, nobody can look at that any more.
-    If it ended that itself, it may be for this; whatever the reason, what it makes is drawn more often."""
-    ledger, now = before.round.ledger, state.round.ledger
-    if not before.round.audits or now is ledger or state.round.number != before.round.number:
+    """Who ends its part in the round itself while what it made is audited may do so as nobody can look at that any
+    more: it owns nothing for a while, and what it makes is drawn more often."""
+    if not isinstance(event, ENDING) or not before.round.audits or state.round.number != before.round.number:
         return state
-    audits = before.round.audits.values()
-    relays = (ledger.entries[i].node for a in audits for i in a.parties.relays)
-    makers = (*(a.owner for a in audits), *relays)
-    for node in dict.fromkeys(makers):
-        if not _takes_part(ledger, node) or _takes_part(now, node):
-            continue
-        if isinstance(event, ENDING) and event.node == node:
-            state = leave_audit(state, node)
-        else:  # by the word of others, as it may be
-            state = remember_unaudited(state, [node])
-    return state
+    ledger, audits = before.round.ledger, before.round.audits.values()
+    relays = {ledger.entries[place].node for a in audits for place in a.parties.relays}
+    if event.node not in relays.union(a.owner for a in audits):
+        return state
+    went = _takes_part(ledger, event.node) and not _takes_part(state.round.ledger, event.node)
+    return leave_audit(state, event.node) if went else state
 
 
 def _remember_whom_it_spares(state: State, audit: Audit) -> State:

@@ -439,13 +439,6 @@ MUTATIONS = [
         "tests/coordinator/state_machine/test_audited_who_go.py",
     ),
     Mutation(
-        "who is left out while it is audited is drawn as seldom as before",
-        "coordinator/state_machine/audit.py",
-        "            state = remember_unaudited(state, [node])\n    return state\n\n\ndef _remember_whom",
-        "            pass\n    return state\n\n\ndef _remember_whom",
-        "tests/coordinator/state_machine/test_audited_who_go.py",
-    ),
-    Mutation(
         "what was sealed before its relay told stands when one of them goes",
         "coordinator/state_machine/ledger.py",
         "if relays - told and any(node not in staying for node in (seal.by, *shown_by)):",
