@@ -427,15 +427,15 @@ MUTATIONS = [
     Mutation(
         "who goes while others are audited owns nothing",
         "coordinator/state_machine/audit.py",
-        "makers = (*(a.owner for a in audits), *relays)",
-        "makers = (e.node for e in ledger.entries)",
+        "if event.node not in relays.union(a.owner for a in audits):",
+        "if False:",
         "tests/coordinator/state_machine/test_audited_who_go.py",
     ),
     Mutation(
-        "whoever is left out while it is audited owns nothing",
+        "who ends an attempt while what it made is audited owns nothing, whatever it says",
         "coordinator/state_machine/audit.py",
-        "if isinstance(event, ENDING) and event.node == node:",
-        "if True:",
+        "if not isinstance(event, ENDING) or not before.round.audits",
+        "if not hasattr(event, 'node') or not before.round.audits",
         "tests/coordinator/state_machine/test_audited_who_go.py",
     ),
     Mutation(
