@@ -339,32 +339,27 @@ def record(state: State, event: AuditReported, now: float, out: list[Effect]) ->
     return state
 
 
-def remember_who_went(before: State, state: State, event: Event) -> State:
-    """Who ends its part in the round itself while what it made is audited may do so as nobody can look at that any
-    more: it owns nothing for a while, and what it makes is drawn more often."""
-    if not isinstance(event, ENDING) or not before.round.audits or state.round.number != before.round.number:
+def remember_whose_audit_ended(before: State, state: State, event: Event) -> State:
+    """What was audited, and is not any more, though nobody found it well: whatever the reason, it may be the doing
+    of who made it, or of a friend's. What these make is drawn more often. Who ended its own part in the round so
+    owns nothing for a while."""
+    if not before.round.audits or state.round.number != before.round.number:
         return state
-    ledger, audits = before.round.ledger, before.round.audits.values()
-    relays = {ledger.entries[place].node for a in audits for place in a.parties.relays}
-    if event.node not in relays.union(a.owner for a in audits):
-        return state
-    went = _takes_part(ledger, event.node) and not _takes_part(state.round.ledger, event.node)
-    return leave_audit(state, event.node) if went else state
-
-
-def _remember_whom_it_spares(state: State, audit: Audit) -> State:
-    """The audit ends as somebody that has to show something is gone, who may be its makers' friend, or left out by
-    their word. What these make is drawn more often; who said itself that it cannot reach the other owns nothing
-    for a while. Who is gone as it showed auditors nothing spares nobody by it."""
-    r, entries, here = state.round, state.round.ledger.entries, state.members.here
-    parties_ = (entries[place] for place in audit.parties.keys)
-    gone = {e.node for e in parties_ if e.gone or e.node not in here} - r.distrusted
-    makers = [audit.owner, *(entries[place].node for place in sorted(audit.parties.relays))] if gone else []
+    ledger, r = before.round.ledger, state.round
+    makers = dict[NodeId, None]()
+    for c, audit in before.round.audits.items():
+        if c not in r.audits and not _found_well(r, audit):
+            relays = (ledger.entries[place].node for place in sorted(audit.parties.relays))
+            makers |= dict.fromkeys((audit.owner, *relays))
     state = remember_unaudited(state, makers)
-    for node in makers:
-        if any((node, other) in r.accused for other in gone):
-            state = leave_audit(state, node)
-    return state
+    if not isinstance(event, ENDING) or event.node not in makers or _takes_part(r.ledger, event.node):
+        return state
+    return leave_audit(state, event.node)
+
+
+def _found_well(r: RoundState, audit: Audit) -> bool:
+    found = r.audited.get(audit.chunk)
+    return found is not None and (found.since, found.digest) == (audit.since, audit.digest)
 
 
 def _takes_part(ledger: Ledger, node: NodeId) -> bool:
@@ -405,7 +400,7 @@ def _advance(state: State, audit: Audit, now: float, out: list[Effect]) -> State
     same = (r.ledger.owners[audit.chunk], r.ledger.since[audit.chunk]) == (audit.owner, audit.since)
     if not same or parties(state, audit.chunk, audit.inputs) != audit.parties:
         why = f"chunk {audit.chunk} was drawn for an audit, and one that has to show something of it is gone"
-        return void_seals(_remember_whom_it_spares(state, audit), audit, why, now, out)
+        return void_seals(state, audit, why, now, out)
     able, possible = able_auditors(state), possible_auditors(state)
     gone = {n for n in audit.named if n not in audit.voices and n not in able}
     late = {n for n, until in audit.named.items() if n not in audit.voices and n not in gone and now >= until}

@@ -28,7 +28,7 @@ from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.audit_voices import Voice, VoiceKind, given_alike, given_by_others, voice_of
 from atoll.coordinator.state_machine.auditors import MIN_VOICES, electorate
 from atoll.coordinator.state_machine.changes import fail_attempt, with_round
-from atoll.coordinator.state_machine.conduct import charge, remember_unaudited
+from atoll.coordinator.state_machine.conduct import charge
 from atoll.coordinator.state_machine.events import Effect, Note
 from atoll.coordinator.state_machine.state import Audit, Phase, State, order
 
@@ -112,7 +112,9 @@ def _without_end(
         well = any(voice.kind is VoiceKind.WELL for voice in voices.values())
         if len(voices) < MIN_VOICES and well and accused not in makers:
             return found_well(state, audit)  # it shows it to the other one
-        return go_on_without(state, audit, accused, False, now, out, told > 1)
+        # Two of eight who lie have nobody honest here of whom two say so, where three of four have spoken.
+        known = accused not in makers and len(silent[accused]) > 1 and 4 * len(voices) >= 3 * len(able)
+        return go_on_without(state, audit, accused, known, now, out)
     why = f"the members that audited chunk {audit.chunk} do not agree"
     return void_seals(state, audit, why, now, out, doubted=True)
 
@@ -196,17 +198,13 @@ def convict_contributor(
     return start_over(state, f"{state.name(culprit)} forged its contribution to chunk {audit.chunk}", now)
 
 
-def go_on_without(
-    state: State, audit: Audit, place: int, most: bool, now: float, out: list[Effect], differs: bool = False
-) -> State:
+def go_on_without(state: State, audit: Audit, place: int, most: bool, now: float, out: list[Effect]) -> State:
     """Most, or too many to know better, say that the member at this place does not show what it should: the round
-    goes on without it. `differs`: others found something else."""
+    goes on without it."""
     r = state.round
     node = r.ledger.entries[place].node
     sentence = f"it did not show most auditors of chunk {audit.chunk} what it had of it"
     state = with_round(state, replace(r, distrusted=r.distrusted | {node, audit.owner}))
-    makers = {audit.owner, *(r.ledger.entries[i].node for i in audit.parties.relays)}
-    state = remember_unaudited(state, makers) if most or differs or node in makers else state
     state = withdraw_seals(state, {audit.owner, node}, [audit.chunk])
     ledger = state.round.ledger
     if node in ledger.contributions and node != audit.owner:
@@ -228,7 +226,6 @@ def void_seals(
     """What the owner sealed cannot be trusted, and nobody is to blame. `doubted`: others own its chunks."""
     out.append(Note(f"round {state.round.number}: {why}: it is reduced again", audit.owner))
     if doubted:
-        state = remember_unaudited(state, [audit.owner])
         state = with_round(state, replace(state.round, distrusted=state.round.distrusted | {audit.owner}))
     return start_over(withdraw_seals(state, {audit.owner}, [audit.chunk]), why, now)
 

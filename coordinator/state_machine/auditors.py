@@ -14,6 +14,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.conduct import identity, is_sound, lend_time, may_vote, owes_time
 from atoll.coordinator.state_machine.newcomers import excused
+from atoll.coordinator.state_machine.participants import saving_bytes, without_steps
 from atoll.coordinator.state_machine.state import Audit, State
 
 AUDITORS = 2  # of a chunk that is drawn
@@ -44,7 +45,10 @@ def electorate(state: State) -> set[NodeId]:
     convicts, so that nobody gains by having others left out, nor by being back before them, nor by others' having
     left or been late lately."""
     here, r = state.members.here, state.round
-    nodes = {e.node for e in r.ledger.entries}.union(r.participants.keys() - r.slow).intersection(here)
+    others = (
+        r.participants.keys() - r.slow - saving_bytes(state) - without_steps(state)
+    )  # these may be in no attempt
+    nodes = {e.node for e in r.ledger.entries}.union(others).intersection(here)
     return {n for n in nodes if not here[n].leaf and here[n].key and may_vote(state, n)}
 
 

@@ -152,9 +152,10 @@ def _checkers(state: State, now: float) -> dict[NodeId, float]:
 
 
 def _pending(state: State, asked: Mapping[NodeId, float], now: float) -> list[NodeId]:
-    """Those of whom an answer may still be expected."""
-    limit, here = MAX_STALLS * state.config.members.stall, state.members.here
-    return [n for n, at in asked.items() if now - at <= limit and here[n].suspected is None]
+    """Those of whom an answer may still be expected. Who is not heard is heard again soon, or out: else who is
+    back first when all streams broke would name the state alone."""
+    limit = MAX_STALLS * state.config.members.stall
+    return [n for n, at in asked.items() if now - at <= limit]
 
 
 def _ask(state: State, now: float, out: list[Effect]) -> State:

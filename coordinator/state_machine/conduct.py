@@ -114,10 +114,9 @@ def leave_exchange(state: State, node: NodeId, sentence: str, out: list[Effect])
 
 def leave_audit(state: State, node: NodeId) -> State:
     """Remember that the node ended its part in the round while what it had made was audited, which it knows that
-    is asked for a receipt: it owns nothing for a while, and what it makes is drawn more often. A machine may die
-    then, too, so it is not charged."""
+    is asked for a receipt: it owns nothing for a while. A machine may die then, too, so it is not charged."""
     left = _with_latest(state.conduct.exchanges_left, identity(state, node), state.round.number)
-    return remember_unaudited(replace(state, conduct=replace(state.conduct, exchanges_left=left)), [node])
+    return replace(state, conduct=replace(state.conduct, exchanges_left=left))
 
 
 def remember_unaudited(state: State, nodes: Iterable[NodeId]) -> State:

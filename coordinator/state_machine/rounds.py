@@ -38,6 +38,7 @@ MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
 MANY_LATE = 20  # members
 GRACE_SHARE = 0.1  # of the quorum's inner time, beyond the time at which one is expected to have its steps
 MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
+MAX_AWAY_SHARE = 0.25  # of the participants, that may be dead when the first attempt opens
 MAX_COLLECT_SHARE = 0.1  # of the quorum's inner time: how long the others, who have stopped, wait at most
 
 
@@ -297,6 +298,12 @@ def _close(state: State, now: float, why: str) -> State:
     return with_round(
         state, replace(state.round, phase=Phase.COLLECTING, closed_at=now, asked_at=now, reason=why, story=why)
     )
+
+
+def many_are_away(state: State) -> bool:
+    """Whether so many may be dead that those who are back first when all streams broke would make the round alone.
+    They are heard again soon, or out; and have their time from then on."""
+    return len(out_of_reach(state)) > max(MAX_AWAY_SHARE * len(state.round.participants), 1)
 
 
 def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> tuple[NodeId, ...]:

@@ -94,13 +94,28 @@ def settled_alike(a: State, b: State, one: bool = False) -> bool:
     )
 
 
-def settle_digests(state: State, out: list[Effect]) -> State:
-    """Name the digest of state_committed once it can be known, and hold every member's against it."""
+def is_due(state: State, now: float) -> bool:
+    """Whether those who are here name the digest of state_committed at last, though most who made it are gone: for
+    as long as for a lost state the run waits for their return."""
+    if state.digest or now < state.round.started_at + state.config.checkpoint.patience:
+        return False
+    return _most_are_gone(state)
+
+
+def _most_are_gone(state: State) -> bool:
+    return state.pending is not None and 2 * len(_makers(state)) < len(state.makers)
+
+
+def settle_digests(state: State, out: list[Effect], due: bool = False) -> State:
+    """Name the digest of state_committed once it can be known, and hold every member's against it; `due`: whoever
+    is gone that made it."""
     here, voters = state.members.here, _voters(state)
     told = {n: m.state_digest for n in voters if (m := here[n]).state_round == state.committed}
     if not state.digest:
         if not state.committed:
             return state  # `beginning` names it
+        if _most_are_gone(state) and not due:
+            return state  # else one that stays while the others' streams are broken would name it alone
         digest, votes = most_common(told)
         makers = max(len(_makers(state)), len(voters))  # else who is back first when all are away names it alone
         if state.tied or not votes or (2 * votes <= makers and len(told) < makers):

