@@ -186,6 +186,28 @@ def test_a_contributor_that_shows_half_of_the_auditors_nothing_is_struck() -> No
     assert world.charged().keys() == {NodeId("n8")} and not world.convicted()
 
 
+def test_who_hides_from_so_few_that_no_side_is_a_majority_is_struck() -> None:
+    """It and its friend say that an honest owner's chunk is something else, and it shows two others nothing: so
+    the audit of what the friend sealed ends, too."""
+    n7, n8 = NodeId("n7"), NodeId("n8")
+    world = AuditWorld(b"nonce", liar(7, "seal") | liar(8, "audit"), audit="1000")
+    sealed_by_all(world)
+    audit = next(a for a in world.state.round.audits.values() if a.owner == N1)
+    while (found := world.state.round.audits.get(audit.chunk)) is not None:
+        assert world.state.round.plan is not None
+        waited_for = sorted(found.named.keys() - found.voices.keys())
+        for node in waited_for:
+            said = world.finding(node, found)
+            if node in (N2, N3):
+                said = replace(said, digest=b"", silent=(world.place(n8),))
+            elif node == n7:
+                said = replace(said, digest=digest(b"something else"))
+            world.feed(said)
+        world.feed(ev.Tick())
+    assert world.charged() == {n8: {Offence.SILENT}}
+    assert conduct.unaudited_lately(world.state, n7)
+
+
 def test_an_auditor_that_slanders_a_contributor_harms_nobody() -> None:
     for world in caught_at_once(liar(3, "slander")):
         assert not world.charged()

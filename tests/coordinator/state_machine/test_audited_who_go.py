@@ -117,3 +117,8 @@ def test_who_goes_while_others_are_audited_may_own_chunks() -> None:
     assert world.state.round.audits
     world.feed(ev.Joined(N3, 2, "n3", "n3:1", "another session", key=key_of(N3).public))
     assert conduct.may_own(world.state, N3) and not conduct.unaudited_lately(world.state, N3)
+
+
+def test_what_is_found_well_is_not_drawn_more_often() -> None:
+    world = AuditWorld(b"n", audit="1000").run()
+    assert world.audited and not world.state.conduct.unaudited

@@ -183,3 +183,20 @@ def test_who_begins_anew_instead_of_answering_takes_no_place_from_a_new_one() ->
     assert len(run.state.beginning.asked) == 2, "it may have been an accident"
     run.do("join", ["ada"])
     assert run.node("ada") in run.state.beginning.asked
+
+
+def test_who_is_back_first_after_all_streams_broke_does_not_name_state_0_alone() -> None:
+    run = scenario.Run()
+    run.do("set", ["members.start", "1"])
+    run.do("set", ["members.minimum", "1"])
+    run.do("join", ["mal", "ada", "bo", "cy"])
+    assert {*run.state.beginning.asked} == {run.node("mal"), run.node("ada")}
+    run.do("disconnect", ["mal", "ada", "bo", "cy"])
+    run.do("connect", ["mal"])
+    run.do("state", ["mal", "0", "made-up"])
+    assert not run.state.digest
+    run.do("connect", ["ada", "bo", "cy"])
+    run.do("state", ["ada", "0"])
+    run.do("state", ["bo", "0"])
+    ada = run.state.members.here[run.node("ada")]
+    assert run.state.beginning.agreed == run.state.digest == ada.state_digest
