@@ -8,6 +8,7 @@ from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.journaled_machine import Batch
 from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.rounds import many_are_away
 from atoll.coordinator.state_machine.state import Phase, State
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ def rounds_close_at_a_quorum(before: State, after: State) -> None:
 
 
 def no_round_waits_for_suspects(state: State) -> None:
-    """A round that closes and has its quorum waits only for members that may still answer."""
+    """A round that closes and has its quorum waits only for members that may still answer, unless so many may be
+    dead that the others would be few."""
     r = state.round
-    if r.phase is not Phase.COLLECTING or r.planned_at is not None:
+    if r.phase is not Phase.COLLECTING or r.planned_at is not None or many_are_away(state):
         return
     saving = state.members.saving
     trusted = [n for n in r.participants if state.members.trusted(n) and n not in saving]
