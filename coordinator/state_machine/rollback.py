@@ -175,7 +175,10 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
 
 
 def _in_void_round(state: State, member: Member) -> Member:
-    """A member of which was known that it holds the state to which the run returns."""
+    """A member of which was known that it holds the state to which the run returns. A maker that is just back may
+    have made the void one from that by now: it says it."""
+    if member.state is MemberState.JOINING and member.node in state.makers:
+        return replace(member, state_round=-1)
     if member.node in state.unawaited and member.state in (MemberState.ACTIVE, MemberState.RECOVERING):
         reason = f"says whether it made the state of round {state.committed}, which is void"
         return replace(member, state=MemberState.RECOVERING, state_round=-1, reason=reason)
