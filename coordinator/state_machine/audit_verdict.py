@@ -112,8 +112,9 @@ def _without_end(
         well = any(voice.kind is VoiceKind.WELL for voice in voices.values())
         if len(voices) < MIN_VOICES and well and accused not in makers:
             return found_well(state, audit)  # it shows it to the other one
-        # Two of eight who lie have nobody honest here of whom two say so, where three of four have spoken.
-        known = accused not in makers and len(silent[accused]) > 1 and 4 * len(voices) >= 3 * len(able)
+        # A quarter of all may say so falsely, and keep others by what they hide from saying that it is well.
+        many = 4 * len(silent[accused]) > max(len(able) + 1, len(state.round.participants))
+        known = accused not in makers and many and 4 * len(voices) >= 3 * len(able)
         return go_on_without(state, audit, accused, known, now, out)
     why = f"the members that audited chunk {audit.chunk} do not agree"
     return void_seals(state, audit, why, now, out, doubted=True)

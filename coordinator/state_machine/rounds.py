@@ -18,7 +18,7 @@ from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.changes import marked, remove, start_over, with_member, with_round
 from atoll.coordinator.state_machine.chunk_owners import reachable
-from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, contributors, owes_time
+from atoll.coordinator.state_machine.conduct import Evidence, Offence, charge, contributors, lend_time, owes_time
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
 from atoll.coordinator.state_machine.lateness import OWED_SHARE
 from atoll.coordinator.state_machine.ledger import contribute
@@ -302,8 +302,22 @@ def _close(state: State, now: float, why: str) -> State:
 
 def many_are_away(state: State) -> bool:
     """Whether so many may be dead that those who are back first when all streams broke would make the round alone.
-    They are heard again soon, or out; and have their time from then on."""
-    return len(out_of_reach(state)) > max(MAX_AWAY_SHARE * len(state.round.participants), 1)
+    They are heard again soon, or out; and have their time from then on. For who owes the others time nobody
+    waits."""
+    away = [n for n in out_of_reach(state) if not owes_time(state, n)]
+    return len(away) > max(MAX_AWAY_SHARE * len(state.round.participants), 1)
+
+
+def wait_for_many(state: State, now: float) -> tuple[State, bool]:
+    """COLLECTING, while many are away: whether the round waits for them. Who is away and never out, as it is heard
+    now and then, is waited for no longer than any member may be silent, and owes that time."""
+    r = state.round
+    closed_at = now if r.closed_at is None else r.closed_at
+    if now <= max(closed_at, r.patient_until) + state.config.rounds.collect + state.config.members.lease:
+        return with_round(state, replace(r, asked_at=now, reason=collect_reason(state))), True
+    for node in sorted(out_of_reach(state), key=order):
+        state = lend_time(state, node, now - closed_at)
+    return state, False
 
 
 def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> tuple[NodeId, ...]:

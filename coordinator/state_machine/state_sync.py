@@ -97,7 +97,8 @@ def settled_alike(a: State, b: State, one: bool = False) -> bool:
 def is_due(state: State, now: float) -> bool:
     """Whether those who are here name the digest of state_committed at last, though most who made it are gone: for
     as long as for a lost state the run waits for their return."""
-    if state.digest or now < state.round.started_at + state.config.checkpoint.patience:
+    since = max(state.round.started_at, state.round.patient_until)
+    if state.digest or now < since + state.config.checkpoint.patience:
         return False
     return _most_are_gone(state)
 

@@ -330,7 +330,9 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
         )
     first = state.round.planned_at is None
     if first and rounds.many_are_away(state):
-        return with_round(state, replace(state.round, asked_at=now, reason=rounds.collect_reason(state)))
+        state, waits = rounds.wait_for_many(state, now)
+        if waits:
+            return state
     members = rounds.reduce_members(state, now, tick, out) if first else attempt_members(state, now)
     if members:
         if first:

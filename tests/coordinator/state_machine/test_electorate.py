@@ -115,3 +115,24 @@ def test_who_takes_part_in_the_round_has_its_vote_before_it_contributes_unless_i
                 world.feed(ready(world.state, node))
     assert N8 not in world.state.round.ledger.members and N8 in world.state.round.participants
     assert (N8 in electorate(world.state)) == (why == "it is late")
+
+
+def test_who_is_away_and_never_out_is_waited_for_no_longer_than_any_may_be_silent_and_owes_that_time() -> None:
+    """It is heard now and then, for a moment."""
+    world = next_round()
+    limits = replace(world.state.config.members, lease=20.0)
+    world.state = replace(world.state, config=replace(world.state.config, members=limits))
+    nodes, number = tuple(world.state.round.participants), world.state.round.number
+    for node in nodes:
+        world.feed(ev.StepsReached(node, 1, number))
+    for node in nodes[:5]:
+        world.feed(ready(world.state, node))
+    for node in nodes[5:]:
+        world.feed(ev.Disconnected(node, 1))
+    began = world.now
+    while world.state.round.plan is None:
+        world.now += 1.0
+        world.feed(ev.Tick())
+    most = world.state.config.rounds.collect + limits.lease
+    assert most <= world.now - began <= most + 10.0
+    assert all(conduct.owes_time(world.state, node) for node in nodes[5:])

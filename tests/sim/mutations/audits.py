@@ -485,7 +485,7 @@ MUTATIONS = [
         VERDICT,
         "return go_on_without(state, audit, accused, known, now, out)",
         "return go_on_without(state, audit, accused, False, now, out)",
-        "tests/coordinator/state_machine/test_audit.py::test_who_hides_from_so_few_that_no_side_is_a_majority_is_struck",
+        "tests/coordinator/state_machine/test_audit.py::test_who_hides_from_so_few_that_no_side_is_a_majority_is_struck_where_more_than_a_quarter_say_so",
     ),
     Mutation(
         "who is in trouble has no word on what others made",

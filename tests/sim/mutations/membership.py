@@ -27,9 +27,9 @@ MUTATIONS = [
     ),
     Mutation(
         "who was away while a round was collected has no time for it",
-        C + "state_machine/step.py",
-        "replace(state.round, asked_at=now, reason=rounds.collect_reason(state))",
-        "replace(state.round, reason=rounds.collect_reason(state))",
+        C + "state_machine/rounds.py",
+        "replace(r, asked_at=now, reason=collect_reason(state))",
+        "replace(r, reason=collect_reason(state))",
         "tests/coordinator/state_machine/test_electorate.py",
     ),
     Mutation(
