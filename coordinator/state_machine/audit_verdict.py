@@ -12,7 +12,8 @@ What an auditor says counts by what others can see of it (`audit_voices`):
                   the majority decides, and it costs strikes, but is no conviction: more of them where it made what
                   is audited, and what it makes is drawn more often from then on. Where there is no majority, as if
                   who is spoken of shows some what it does not show others, the round goes on without it, at no
-                  charge; where two looked, and the other got what it asked for, with it
+                  charge unless more than a quarter say so; where two looked, and the other got what it asked for,
+                  with it
 
 Whatever does not come to "well" or "it stands" makes all seals of the owner in this round void: its chunks start
 anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong was ever applied.

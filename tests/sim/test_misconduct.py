@@ -78,7 +78,7 @@ def test_whose_delta_is_turned_is_left_out_after_six_strikes_and_for_longer_the_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_who_sends_its_contributions_one_after_the_other_is_left_out_and_no_owner_is_blamed(seed: int) -> None:
     village = Village("drips", seed, chunks=9)
     slow = [s for s in village.seconds if s > 15.0]
@@ -111,7 +111,7 @@ def test_a_bad_habit_of_who_comes_new_costs_no_round_all_the_time_that_there_is(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_who_stands_still_once_in_rounds_of_seconds_costs_one_of_them_and_counts_in_all_others(seed: int) -> None:
     """For eight seconds, at the end of a long link."""
     world = World(seed, QUICK, [1.0] * MEMBERS)
