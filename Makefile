@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 OUT ?= demo-out
 BIN := .venv/bin
 export PYTHONSAFEPATH := 1
+export PYTHONDONTWRITEBYTECODE := # else each run would compile all tests anew: half a minute
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 

@@ -124,6 +124,7 @@ def test_a_wrong_token_is_refused(coordinator: Coordinator, tmp_path: Path) -> N
     assert "token" in said and "invite" in said
 
 
+@pytest.mark.long
 def test_a_token_is_good_for_as_many_joins_as_it_was_issued_for(coordinator: Coordinator, tmp_path: Path) -> None:
     url = coordinator.url()
     assert "among ranks=3" in join(url, tmp_path, "ranks=3", code=2), "it looks before it joins"
@@ -236,6 +237,7 @@ def test_a_disk_of_less_than_nothing_is_refused(tmp_path: Path) -> None:
     assert "disk is -1" in join("atoll://t@127.0.0.1:9/demo", tmp_path, "disk=-1", code=2)
 
 
+@pytest.mark.long
 def test_an_unreachable_coordinator_is_tried_until_the_patience_ends(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers there
@@ -275,6 +277,7 @@ def test_a_foreign_file_in_place_of_the_journal_is_refused(tmp_path: Path) -> No
     assert "not a coordinator's journal" in said
 
 
+@pytest.mark.long
 def test_another_config_on_an_old_state_directory_is_refused(tmp_path: Path) -> None:
     assert Coordinator(tmp_path).stop() == 0
     said = refused("coordinator", "start", DEMO, "--state-dir", tmp_path, "outer.lr=0.1", code=2)

@@ -40,6 +40,7 @@ def test_no_mutation_ends_a_decoder_otherwise_than_its_callers_know(name: str, t
     assert int(runs[1]) > 0
 
 
+@pytest.mark.long
 def test_a_fault_ends_it_and_its_input_is_printed(tmp_path: Path) -> None:
     done = guided("faulty", tmp_path, "-runs=100")
     assert done.returncode != 0

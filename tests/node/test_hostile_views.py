@@ -4,6 +4,7 @@ is one that can be carried out, or refused with a sentence."""
 import math
 from itertools import product
 
+import pytest
 from google.protobuf.message import DecodeError
 from hostile import messages, nearly
 from hypothesis import event, given
@@ -59,6 +60,7 @@ WHOLE, TURNS = pb.LayoutReported(numel=9), pb.LayoutReported(numel=9, fragments=
 VIEWS = st.one_of(messages(pb.View), plausible()).map(ViewArrived)
 
 
+@pytest.mark.long
 @given(
     st.sampled_from([WHOLE, TURNS]).flatmap(lambda m: st.lists(VIEWS | st.sampled_from(happenings(m)), max_size=9))
 )

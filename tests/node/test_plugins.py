@@ -77,6 +77,7 @@ def test_a_trainer_of_two_ranks_trains_a_plugins_model_on_a_plugins_data(sample:
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_trainer_without_the_package_ends_with_the_sentence(tmp_path: Path) -> None:
     async def failure(folder: str, run: RunConfig) -> str:
         async with launched(tmp_path / folder, run) as node:

@@ -236,6 +236,7 @@ def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConf
         assert error < 1e-5 * np.linalg.norm(trained)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(3, TakeName.MIX, 0.5)])
 def test_a_data_parallel_start_has_rounds_of_one_step_that_are_averaged(
     overlap: OverlapConfig, source: Source
@@ -278,6 +279,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(source: Sourc
     assert played(replace(run, seed=6), source, **conditions).records != one.records
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", METHODS)
 def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
@@ -292,6 +294,7 @@ def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path
     assert outcome.inner_steps_lost > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("churn", [1, 3])
 @pytest.mark.parametrize("delay", [0, 4])
 def test_nodes_die_and_join_while_deltas_travel(churn: int, delay: int, source: Source) -> None:
@@ -317,6 +320,7 @@ def test_who_joins_without_moments_begins_with_small_steps_as_a_node_does(source
     assert first.flat.tobytes() == second.flat.tobytes()
 
 
+@pytest.mark.long
 def test_late_work_can_count_less_and_rounds_can_keep_their_decay_a_token(source: Source) -> None:
     run = tiny(rounds=RoundsConfig(inner_steps=4))
     conditions: dict[str, Any] = {"drop": 0.5, "speeds": (1.0, 1.0, 0.8, 0.5)}
@@ -346,6 +350,7 @@ def test_waiting_costs_what_the_formula_says_and_overlap_nothing(source: Source)
     assert overlapped.tokens == waited.tokens
 
 
+@pytest.mark.long
 def test_a_quorum_with_grace_keeps_fast_nodes_training(source: Source) -> None:
     speeds = (1.0, 1.0, 0.8, 0.5)
     everybody = tiny(rounds=RoundsConfig(inner_steps=10, quorum=1.0, ceiling=1.0, grace=100.0))

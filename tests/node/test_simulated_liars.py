@@ -182,6 +182,7 @@ def test_a_flipped_delta_is_clipped_and_its_sender_is_struck_and_then_left_out(s
     assert members[:6] == [8] * 6 and members[6:].count(7) > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie", ["noise:1e30", "zeros", "replay"])
 def test_what_is_unlike_all_others_round_after_round_is_left_out_and_the_anchor_stays_finite(
     lie: str, source: Source

@@ -66,6 +66,7 @@ def charged(world: World) -> dict[str, list[tuple[Offence, Consequence]]]:
     return found
 
 
+@pytest.mark.long
 def test_without_liars_rounds_commit_and_nothing_is_held_against_anybody() -> None:
     with world("3") as w:
         commit(w, 12, 300.0)
@@ -115,6 +116,7 @@ def test_an_owner_without_receipts_owns_nothing_in_the_end() -> None:
         assert w.durable.pending is not None and len(w.durable.pending.shares) == 7
 
 
+@pytest.mark.long
 def test_a_contributor_that_shows_something_else_than_it_sent_is_banned() -> None:
     with world("8") as w:
         commit(w, 2, 100.0)
@@ -147,14 +149,8 @@ def test_an_auditor_that_is_mute_is_remembered_and_holds_up_one_round() -> None:
         assert {offence for offence, _ in charged(w)["m3"]} == {Offence.SILENT} and not w.unwell()
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        ("seal", "audit"),
-        *(pytest.param(lies, marks=pytest.mark.long) for lies in (("seal",), ("audit",), ("input",))),
-        pytest.param(("receipt", "audit"), marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("second", [("seal", "audit"), ("seal",), ("audit",), ("input",), ("receipt", "audit")])
 def test_of_two_of_eight_nobody_honest_is_blamed(second: Sequence[str]) -> None:
     with world(ALL) as w:
         commit(w, 2, 100.0)

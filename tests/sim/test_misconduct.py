@@ -68,7 +68,8 @@ def test_a_bad_habit_costs_a_few_rounds_and_nobody_else(habit: str, seed: int) -
         assert len(left_out) <= 2, f"{node} is not in rounds {left_out}"
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
 def test_whose_delta_is_turned_is_left_out_after_six_strikes_and_for_longer_the_next_time(seed: int) -> None:
     village = Village("turns", seed)
     charged = [d.evidence.round for _, d in village.decisions if d.evidence.offence is Offence.OUTLIER]

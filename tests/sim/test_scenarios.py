@@ -62,6 +62,7 @@ def middle_of_a_round(world: World) -> None:
     world.until(lambda: False, 5.0)
 
 
+@pytest.mark.long
 def test_unequal_machines_together_do_95_percent_of_what_each_does_alone() -> None:
     speeds = [1.0, 1.0, 1.0, 0.3]
     unaudited = replace(CONFIG, security=SecurityConfig(audit="0"))  # audits take 0.1 s of so short a round
@@ -182,6 +183,7 @@ def shares(config: RunConfig, rounds: int) -> tuple[float, float]:
         return phases["sync"] / phases.total(), exchange
 
 
+@pytest.mark.long
 def test_nodes_that_overlap_do_not_wait_for_an_exchange_that_takes_most_of_a_round() -> None:
     blocking = replace(CONFIG, members=replace(CONFIG.members, start=3))
     overlapped = replace(blocking, overlap=OverlapConfig(delay=80))

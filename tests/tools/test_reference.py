@@ -12,6 +12,7 @@ def test_it_is_what_the_code_says(name: str) -> None:
     assert not files.outdated(name), "run make reference"
 
 
+@pytest.mark.long
 def test_what_differs_from_the_code_is_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "docs/exit-codes.md"
     text = files.MADE[name]()

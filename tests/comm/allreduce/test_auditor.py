@@ -466,6 +466,7 @@ def test_who_is_no_relay_is_not_asked_for_a_receipt_of_what_an_owner_says_that_i
     run(body())
 
 
+@pytest.mark.long
 def test_a_receipt_is_not_taken_that_is_larger_than_any_of_its_inputs() -> None:
     """Whoever audits would have to report it, and the coordinator refuse that."""
 

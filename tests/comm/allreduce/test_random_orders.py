@@ -90,6 +90,7 @@ def is_noticed(protocol: Any, seeds: int) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_broken_rule_is_noticed(mutation: str) -> None:
     assert is_noticed(mutant(*MUTATIONS[mutation]), 100)

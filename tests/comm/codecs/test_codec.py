@@ -374,6 +374,7 @@ def test_threads_encode_at_the_same_time(codec: Codec) -> None:
     assert results == expected
 
 
+@pytest.mark.long
 def test_the_bench_measures_every_codec() -> None:
     result = CliRunner().invoke(bench, ["--chunk", "1000", "--repeat", "1", "--json"])
     assert result.exit_code == 0, result.output

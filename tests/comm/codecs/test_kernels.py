@@ -337,6 +337,7 @@ ENCODE = (
 )
 
 
+@pytest.mark.long
 def test_compiled_code_is_kept_for_the_next_process(tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     hits = [
@@ -348,6 +349,7 @@ def test_compiled_code_is_kept_for_the_next_process(tmp_path: Path) -> None:
     assert hits == ["0", "1"]
 
 
+@pytest.mark.long
 def test_without_a_place_for_compiled_code_it_is_compiled_again() -> None:
     environment = os.environ | {"NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator"}
     environment.pop("NUMBA_CACHE_DIR", None)

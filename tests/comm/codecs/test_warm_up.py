@@ -31,6 +31,7 @@ print("loaded", *sorted(k.__name__ for k in SIGNATURES if k.nopython_signatures)
 """
 
 
+@pytest.mark.long
 def test_of_several_processes_one_compiles_and_only_what_its_codec_calls(tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path / "lock")]

@@ -82,6 +82,7 @@ def test_a_method_over_the_defaults_is_what_its_paper_says(method: str) -> None:
     assert settings(load_run(file(method)), method) == decisive(method)
 
 
+@pytest.mark.long
 def test_a_method_over_any_other_is_what_it_is_over_the_defaults() -> None:
     for other, method in permutations(DECISIVE, 2):
         assert settings(load_run(file(other), (), file(method)), method) == decisive(method), other

@@ -22,6 +22,7 @@ def test_every_shipped_config_is_valid_and_survives_the_wire(path: Path) -> None
     assert from_json(to_json(config)) == config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 @pytest.mark.parametrize("method", METHODS, ids=lambda p: p.stem)
 def test_every_method_can_be_merged_over_every_shipped_config(path: Path, method: Path) -> None:

@@ -81,6 +81,7 @@ def test_what_is_in_several_places_is_read_once(tmp_path: Path) -> None:
         RecordArchive(here).read((1, N))
 
 
+@pytest.mark.long
 def test_room_is_kept_to_and_curves_stay(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     archive = RecordArchive(store)

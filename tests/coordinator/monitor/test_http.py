@@ -59,6 +59,7 @@ def record(number: int) -> ev.CommitRecord:
     return ev.CommitRecord(number, 1, 1, (), weights, 100 * number, 3.0, spent, {}, {}, "", "", val_loss=2.0)
 
 
+@pytest.mark.long
 def test_records_are_answered_in_pages_of_bounded_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:

@@ -337,6 +337,7 @@ def best_two_level(nodes: list[PlanNode], regions: Regions, payload: float, betw
     return float(linprog(cost, dense, limits, whole, [1.0] * len(sums), bounds, method="highs").x[t])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("between", [0.0, GBIT])
 @pytest.mark.parametrize(("fleet", "seed"), list(product(FLEETS, range(4))))
 def test_no_two_level_plan_is_a_tenth_faster(fleet: Fleet, seed: int, between: float) -> None:
@@ -381,6 +382,7 @@ def test_a_thousand_peers_are_not_predicted_for_free() -> None:
     assert plan_flat(nodes, {}, 1e6, 1000).seconds > 1.0
 
 
+@pytest.mark.long
 def test_a_thousand_members_are_planned_in_seconds() -> None:
     nodes, measured = labs(random.Random(1), 1000), rtts(1000, 16)
     begun = time.process_time()
@@ -388,6 +390,7 @@ def test_a_thousand_members_are_planned_in_seconds() -> None:
     assert time.process_time() - begun < 6
 
 
+@pytest.mark.long
 def test_the_bench_predicts_every_scenario_for_people_and_for_programs() -> None:
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "plan"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240, check=True)

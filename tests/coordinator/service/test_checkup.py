@@ -314,6 +314,7 @@ async def slow_uplink(c: Coordinator, rate: float) -> AsyncIterator[str]:
     server.close()
 
 
+@pytest.mark.long
 def test_a_link_that_is_too_slow_for_all_bytes_of_a_measurement_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

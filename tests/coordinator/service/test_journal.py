@@ -106,6 +106,7 @@ def test_only_its_owner_reads_the_runs_key_in_it(tmp_path: Path) -> None:
     assert modes() == {0o600}
 
 
+@pytest.mark.long
 def test_the_files_stay_small_over_a_long_run(tmp_path: Path) -> None:
     body = random.Random(0).randbytes(100_000)
     largest = 0

@@ -113,7 +113,8 @@ def test_a_snapshot_makes_room_in_a_full_journal(journal: Journal) -> None:
     assert contents(journal)[:2] == (JournalSnapshot(1.0, bytes(20_000)), numbered(7))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.long) for k in (1, 2))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
 def test_a_log_cut_anywhere_holds_the_first_calls_whole(seed: int, tmp_path: Path) -> None:
     """`states[k]` is what the journal held after call k: a cut leaves one of them, no cut the last."""
     rng = random.Random(seed)

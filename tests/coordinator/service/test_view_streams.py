@@ -147,6 +147,7 @@ def play(seed: int) -> int:
     return state.committed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(0, 60, 10))
 def test_who_is_not_touched_by_an_event_needs_no_new_view(seed: int) -> None:
     assert sum(play(k) for k in range(seed, seed + 10)) > 0

@@ -125,6 +125,7 @@ def test_two_that_lie_convict_no_owner_where_half_of_the_others_are_unlikely_aud
         assert world.charged().keys() <= {N2, N3}, world.notes
 
 
+@pytest.mark.long
 def test_two_that_lie_convict_no_owner_where_most_others_do_not_answer() -> None:
     silent = {node: frozenset({"mute"}) for node in (NodeId(f"n{i}") for i in range(5, 9))}
     for nonce in nonces(0, 3):
@@ -178,6 +179,7 @@ def test_an_auditor_that_lies_is_charged_and_what_it_slanders_stands(lie: str) -
         assert world.state.pending is not None and world.state.pending.attempts == 1
 
 
+@pytest.mark.long
 def test_a_contributor_that_shows_half_of_the_auditors_nothing_is_struck() -> None:
     """Of seven, as itself it says that another one shows nothing: no majority says anything."""
     world = AuditWorld(b"0", liar(8, "half input", "slander"))

@@ -43,6 +43,7 @@ def test_an_owner_is_banned_that_told_other_norms_than_those_of_what_it_merged(l
         assert world.convicted() == {drawn.owner} and "other norms" in decision.evidence.sentence
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie", ["sum told short", "sum of others", "late sum"])
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_relay_is_banned_that_told_other_norms_than_those_of_what_it_summed(lie: str, drawn: bool) -> None:
@@ -126,6 +127,7 @@ def test_where_nobody_can_look_who_told_nothing_of_a_sum_and_who_sealed_it_sum_n
         assert any("told nothing" in note for note in world.notes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie", ["sum", "nested sum", "no sum", "seal"])
 def test_liars_of_two_levels_are_convicted_where_norms_are_told_too(lie: str) -> None:
     for nonce in nonces(0, 4):

@@ -1,5 +1,6 @@
 """Sealed chunks that are said to be longer than any delta: they are audited, drawn or not."""
 
+import pytest
 from audit_world import AuditWorld, liar, nonces, sealed_by_all
 
 from atoll.comm.bitmap import bitmap
@@ -21,6 +22,7 @@ def test_who_seals_what_is_longer_than_any_delta_is_banned_though_nothing_is_dra
         assert not world.wrong()
 
 
+@pytest.mark.long
 def test_of_two_that_seal_what_is_too_long_nothing_is_committed_though_each_covers_the_other() -> None:
     lies = liar(2, "seal", "vast", "cover", "alarm") | liar(3, "seal", "vast", "cover", "alarm")
     for nonce in nonces(0, 20):

@@ -37,6 +37,7 @@ def test_who_came_to_an_audit_too_late_is_charged_with_nothing_and_others_are_as
         assert world.convicted() == {N2} and world.charged().keys() == {N2}, world.notes
 
 
+@pytest.mark.long
 def test_where_most_came_too_late_the_few_that_slander_are_no_majority() -> None:
     """Of eight two slander the first contributor, and one finds all well."""
     busy: dict[NodeId, frozenset[str]] = {}

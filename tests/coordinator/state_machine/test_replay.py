@@ -300,6 +300,7 @@ def test_who_sends_something_else_is_replayed_though_no_commit_waits_for_it() ->
     assert world.charged() == {liar}
 
 
+@pytest.mark.long
 def test_who_sends_something_else_is_soon_not_taken_any_more_and_nobody_else_is_charged() -> None:
     for seed in range(20):
         world = World(nonce=b"%d" % seed)
@@ -322,6 +323,7 @@ def test_who_sends_something_else_is_replayed_whatever_it_says_of_its_work_that_
     assert world.charged() == {liar} and liar in world.replayed
 
 
+@pytest.mark.long
 def test_honest_members_are_never_charged_and_drawn_rarely_after_ten() -> None:
     for seed in range(5):
         world = World(nonce=b"%d" % seed).play(120)

@@ -54,12 +54,14 @@ LIES: dict[str, Callable[[Round], F64]] = {
 }
 
 
+@pytest.mark.long
 def test_honest_work_is_well_over_200_seeds() -> None:
     for seed in range(SEEDS):
         round_ = Round(seed)
         assert round_.verdict(round_.honest) is Verdict.WELL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie", sorted(LIES))
 def test_work_that_is_not_of_the_samples_is_found_in_a_few_replays(lie: str) -> None:
     found = [(round_ := Round(seed)).verdict(LIES[lie](round_)) for seed in range(SEEDS)]

@@ -17,12 +17,17 @@ NO_SUCH_THING = LastWords("ValueError: no such thing: 3", 1)
     "script, words",
     [
         (f"{SECOND_RANK_WAITS}print('rank 0')\nraise ValueError('no such thing: 3')", NO_SUCH_THING),
-        (
-            "import os\nprint('loading', flush=True)\nos.kill(os.getpid(), 9)",
-            LastWords("loading", -signal.SIGKILL),
+        *(
+            pytest.param(script, words, marks=pytest.mark.long)  # each starts torchrun: seconds
+            for script, words in (
+                (
+                    "import os\nprint('loading', flush=True)\nos.kill(os.getpid(), 9)",
+                    LastWords("loading", -signal.SIGKILL),
+                ),
+                ("print('done')", LastWords("done")),
+                (None, LastWords("can't open file", 2)),
+            )
         ),
-        pytest.param("print('done')", LastWords("done"), marks=pytest.mark.long),  # each starts torchrun: seconds
-        (None, LastWords("can't open file", 2)),
     ],
     ids=["raises", "killed", "returns", "missing"],
 )

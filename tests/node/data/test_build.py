@@ -146,6 +146,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_process_killed_half_way_leaves_no_other_behind_and_at_most_a_shard_to_do_again(
     tmp_path: Path, tokenizer: Path
 ) -> None:
@@ -367,6 +368,7 @@ def test_what_the_tokenizer_came_with_is_beside_it_and_in_the_manifest(tmp_path:
     assert set(manifest.packages) == {"atoll", "tokenizers"}
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_is_a_sentence(tmp_path: Path, tokenizer: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [{"text": text * 100} for text in documents(1500)])
 
@@ -392,6 +394,7 @@ def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return "s3://sets/corpus"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("inline")
 def test_in_a_store_the_set_is_there_once_it_is_whole(
     tmp_path: Path, tokenizer: Path, bucket: str, monkeypatch: pytest.MonkeyPatch

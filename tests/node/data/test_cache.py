@@ -144,6 +144,7 @@ def test_several_processes_share_a_cache_and_its_bound(tmp_path: Path) -> None:
         assert digest(path.read_bytes()).hex() == path.name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_writers_that_are_killed_leave_a_cache_within_its_bound(seed: int, tmp_path: Path) -> None:
     limit, chance = 20 * SIZE, Random(seed)

@@ -249,6 +249,7 @@ def test_data_sets_of_different_tokenizers_are_not_mixed(
     assert f"cannot be mixed: their {what} differ" in said
 
 
+@pytest.mark.long
 def test_a_damaged_block_s_samples_are_not_learned_and_the_others_are(tmp_path: Path, web: WebServer) -> None:
     wanted = served(web)
     path, size = web.folder / "one" / "train-00002.tokens", BlockFormat(np.dtype("<u2"), 64, False).size

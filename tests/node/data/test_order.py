@@ -91,6 +91,7 @@ def test_weights_are_the_numbers_that_are_written() -> None:
     assert [seen[part] for part in range(3)] == [100, 200, 700]
 
 
+@pytest.mark.long
 def test_two_hundred_rounds_of_nodes_that_come_and_go_have_every_sample_once_and_the_mixtures_weights() -> None:
     """As the coordinator deals them out: leases from one counter, what a node that went had left to the next."""
     mixture, orders = Mixture.by_weight([3, 1]), [WindowOrder("0:a", 500, 32), WindowOrder("0:b", 90, 32, 5)]

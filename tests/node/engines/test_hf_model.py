@@ -209,6 +209,7 @@ def test_the_loss_is_the_mean_over_what_is_learned_in_micro_batches_of_any_size(
     assert float(summed_loss(at_once, batch)) == 0
 
 
+@pytest.mark.long
 def test_memory_that_does_not_suffice_takes_a_smaller_micro_batch_then_checkpoints_activations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

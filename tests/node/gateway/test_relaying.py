@@ -400,6 +400,7 @@ def test_a_relay_whose_owner_wants_bytes_saved_passes_nothing_on_any_more() -> N
     run(body())
 
 
+@pytest.mark.long
 def test_two_that_cannot_be_dialled_are_joined_by_a_hole_where_their_relay_observes_and_else_by_the_relay() -> (
     None
 ):

@@ -36,6 +36,7 @@ def test_parameters_that_are_not_finite_are_never_ready_and_the_next_order_begin
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_samples_of_steps_that_are_left_out_are_not_claimed_and_a_delta_of_zero_is_no_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

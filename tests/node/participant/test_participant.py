@@ -140,6 +140,7 @@ with participate(model, optimizer) as run:
     asyncio.run(both())
 
 
+@pytest.mark.long
 def test_batches_without_a_token_to_learn_are_no_steps_and_count(tmp_path: Path) -> None:
     """Their mean loss is NaN, as torch's cross-entropy has it, and so is their gradient."""
     text = """
@@ -240,6 +241,7 @@ def test_a_rank_without_a_token_to_learn_costs_no_step_but_where_its_gradient_is
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_frozen_and_tied_parameters_several_optimizers_and_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
     """What requires no gradient is not in the flat vector, what is tied is there once, each optimizer steps, an
     evaluation leaves no trace, and a step whose gradient is not finite none either."""
@@ -440,6 +442,7 @@ def test_what_a_script_does_wrong_is_said_in_a_sentence(tmp_path: Path) -> None:
     asyncio.run(all_of_them())
 
 
+@pytest.mark.long
 def test_a_loop_that_ends_by_itself_is_told(tmp_path: Path) -> None:
     text = """
 model = nn.Linear(3, 1)

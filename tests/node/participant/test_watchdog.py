@@ -71,6 +71,7 @@ def test_a_rank_that_hangs_in_a_step_ends_the_trainer_with_the_stack_in_the_log_
     assert "in take_part" in log
 
 
+@pytest.mark.long
 def test_a_step_that_does_not_end_ends_the_process_with_the_stacks_of_all_threads() -> None:
     hangs = (
         "import threading\n"

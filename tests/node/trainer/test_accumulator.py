@@ -74,6 +74,7 @@ def test_settings_are_not_measured(tmp_path: Path) -> None:
     assert made.choose() == "" and made.plan == StepPlan(3, FULL)
 
 
+@pytest.mark.long
 def test_a_large_share_is_measured_once(tmp_path: Path, out_of_memory: Break) -> None:
     out_of_memory("8")
     made = accumulator(tmp_path, 300)
@@ -89,6 +90,7 @@ def test_a_large_share_is_measured_once(tmp_path: Path, out_of_memory: Break) ->
     assert "as found earlier" in again.choose() and again.plan == made.plan
 
 
+@pytest.mark.long
 def test_a_share_of_which_not_even_one_sequence_fits_is_an_error(tmp_path: Path, out_of_memory: Break) -> None:
     out_of_memory("1")
     made = accumulator(tmp_path, 300)
@@ -189,6 +191,7 @@ def test_the_last_of_several_micro_batches_that_runs_out_leaves_nothing_of_the_f
     assert made.plan == StepPlan(2)
 
 
+@pytest.mark.long
 def test_one_sequence_that_does_not_fit_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = accumulator(tmp_path, 2)
     made.choose()
@@ -253,6 +256,7 @@ def test_a_step_of_8_micro_batches_is_a_step_of_one(ranks: int, tmp_path: Path) 
     asyncio.run(both())
 
 
+@pytest.mark.long
 def test_a_node_of_one_rank_that_runs_out_of_memory_trains_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +305,7 @@ def test_a_node_of_two_ranks_that_runs_out_of_memory_starts_again_with_half(
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_what_does_not_fit_in_any_way_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_FAULTS", ",".join(f"trainer.micro_batch.{size}=memory" for size in (1, 2, 4)))
 

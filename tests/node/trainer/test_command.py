@@ -88,6 +88,7 @@ def test_all_of_it_ends_when_the_daemon_is_killed_or_the_launcher_is_told_to_end
     assert ended(stubborn) and daemon.wait(DEADLINE) == (-signal.SIGKILL if victim == "daemon" else 0)
 
 
+@pytest.mark.long
 def test_a_script_that_is_stuck_when_its_node_is_gone_is_ended_with_its_stacks() -> None:
     stuck = (
         "import threading, time\n"

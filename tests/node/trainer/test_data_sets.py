@@ -62,6 +62,7 @@ def test_two_ranks_fetch_each_block_once_and_train_as_one_does_on_a_folder_of_it
     assert web.total < sum(path.stat().st_size for path in web.folder.iterdir())
 
 
+@pytest.mark.long
 def test_a_store_that_is_away_is_in_the_figures_and_costs_steps_and_no_trainer(
     tmp_path: Path, web: WebServer
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_store_that_is_away_is_in_the_figures_and_costs_steps_and_no_trainer(
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_data_set_that_is_not_the_runs_ends_the_trainer_with_a_sentence(tmp_path: Path, web: WebServer) -> None:
     run = run_of(web)
     run.data.digest = "0" * 32

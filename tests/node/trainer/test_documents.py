@@ -151,6 +151,7 @@ def block_masks_alike(folder: Path) -> None:
             assert (found - right).abs().max() < bound < right.std()
 
 
+@pytest.mark.long
 def test_a_sharded_model_takes_the_masks_of_a_gpu(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, block_masks_alike)
 
@@ -159,6 +160,7 @@ def test_a_sharded_model_computes_packed_samples_alike(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, sharded_alike)
 
 
+@pytest.mark.long
 def test_flex_attention_compiles_and_gives_what_the_matrix_gives() -> None:
     _, positions = packed()
     numbers = document_numbers(positions)

@@ -38,7 +38,8 @@ def test_the_bits_are_known() -> None:
     assert found == "c76a2491598b6f2e7f562cb24bb8882af2082cfe2451f170db524983954c49bd"
 
 
-@pytest.mark.parametrize("instructions", ["default", pytest.param("avx2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("instructions", ["default", "avx2"])
 def test_a_models_first_state_is_the_same_whatever_instructions_torch_has(instructions: str) -> None:
     def made(capability: str) -> str:
         command = [sys.executable, "-P", "-c", STATE_0]

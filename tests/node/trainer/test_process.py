@@ -156,6 +156,7 @@ def test_a_round_starts_from_the_anchor_also_after_an_evaluation(ranks: int, tmp
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_finish_ends_a_round_early_on_all_ranks(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks=2) as node:
@@ -175,6 +176,7 @@ def test_finish_ends_a_round_early_on_all_ranks(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_the_floor_the_ceiling_and_the_lease_bound_a_round(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small()) as node:
@@ -197,6 +199,7 @@ def test_the_floor_the_ceiling_and_the_lease_bound_a_round(tmp_path: Path) -> No
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_work_that_was_carried_over_is_trained_on_and_not_repeated(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small()) as node:
@@ -255,6 +258,7 @@ def test_with_overlap_steps_go_on_and_end_up_on_top_of_the_new_anchor(ranks: int
     asyncio.run(both())
 
 
+@pytest.mark.long
 def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_path: Path) -> None:
     async def story() -> None:
         run = small(inner=InnerConfig(batch_size=4, warmup_tokens=1_000_000), overlap=OverlapConfig(delay=2))
@@ -274,6 +278,7 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_ahead_is_held_after_the_step_at_hand_and_what_it_took_counts(tmp_path: Path) -> None:
     async def story() -> None:
         run = small(inner=InnerConfig(batch_size=4), overlap=OverlapConfig(delay=2))
@@ -305,6 +310,7 @@ def test_a_trainer_goes_on_until_it_is_told_of_the_commit_or_has_a_rounds_steps(
     assert not alone.hand_over().ahead, "at the start of the run its rounds have one step, and nobody goes ahead"
 
 
+@pytest.mark.long
 def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_new_anchor(tmp_path: Path) -> None:
     """Rounds 1, 2 and 3 exchange the first third, the second, the third; at a learning rate of zero."""
 
@@ -351,6 +357,7 @@ def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_another_order_ends_what_is_ahead(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(overlap=OverlapConfig(delay=FAR))) as node:
@@ -374,6 +381,7 @@ def test_samples_come_from_the_front_of_the_lease(skip: int) -> None:
         assert samples(remaining(list(lease), skip), 0, count) == everything[skip : skip + count]
 
 
+@pytest.mark.long
 def test_a_trainer_whose_channel_closes_ends_in_the_middle_of_a_round(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks=2) as node:
@@ -387,6 +395,7 @@ def test_a_trainer_whose_channel_closes_ends_in_the_middle_of_a_round(tmp_path: 
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_killing_the_launcher_or_the_daemon_leaves_no_process(tmp_path: Path) -> None:
     # The stand-in for a daemon starts the launcher and waits; the test keeps the channel open all the while,
     # so that nothing but the kernel's parent-death signal can end the ranks.
@@ -426,7 +435,8 @@ def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> 
     asyncio.run(all_of_them())
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
 def test_what_only_one_rank_fails_of_is_said_too(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +488,7 @@ def test_bf16_and_your_own_model_train_too(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(both())
 
 
+@pytest.mark.long
 def test_a_vector_of_another_model_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small()) as node:

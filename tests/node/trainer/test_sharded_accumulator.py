@@ -116,6 +116,7 @@ def gathered(folder: Path) -> None:
         assert sharded(ranks, folder, 16)._reduce_each == reduce_each
 
 
+@pytest.mark.long
 def test_gradients_are_reduced_for_each_micro_batch_where_a_rank_cannot_hold_those_of_the_whole_model(
     tmp_path: Path,
 ) -> None:
@@ -155,6 +156,7 @@ def begun_again(folder: Path) -> None:
     assert made.plan == StepPlan(1)
 
 
+@pytest.mark.long
 def test_ranks_that_run_out_of_memory_while_they_measure_begin_again_with_half(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, ended)
     on_ranks(2, tmp_path, begun_again)

@@ -30,6 +30,7 @@ def figures(val_loss: float) -> dict[str, Any]:
     return {**told, **shares, "cpu_seconds": 3600.0, "hardware": "a machine", "day": "2026-01-02", "curve": curve}
 
 
+@pytest.mark.long
 def test_every_case_is_a_run_that_its_config_allows() -> None:
     every = (*TRIED, *SPARSER, *COMPARED, *CLAIMED)
     trials = [trial(case, 100, 1) for case in every]
@@ -52,6 +53,7 @@ def test_nothing_is_called_default_that_a_run_does_not_ship_with() -> None:
     assert f"H={shipped.rounds.inner_steps}" in text and "what a run has by default" in text
 
 
+@pytest.mark.long
 def test_real_processes_take_as_many_rounds_as_the_simulation_of_the_same_steps(tmp_path: Path) -> None:
     for together, steps in ((0.0, 8), (0.5, 16)):
         t = trial(replace(NOTHING, together=together), steps, 1)
@@ -111,6 +113,7 @@ def test_bars_are_bounds_of_the_mean() -> None:
     assert spread([1.0], ".1f") == "1.0"
 
 
+@pytest.mark.long
 def test_the_page_tells_what_was_measured_and_what_was_not(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "kept.jsonl")
     for seed, value in ((1, 1.2), (2, 1.3)):

@@ -42,6 +42,7 @@ def test_every_lie_is_told_by_one_and_two_with_the_defence_and_without() -> None
         assert (t.conditions.nodes, t.run.outer.clip) == (8, True)
 
 
+@pytest.mark.long
 def test_other_merges_meet_lies_with_the_defence_and_without() -> None:
     trials = [stranger.trial(1) for stranger in MERGED]
     assert len(missing(trials, Kept(Path("nothing")))) == len(MERGES) * (1 + 4 * len(MERGED_LIES)) == len(trials)
