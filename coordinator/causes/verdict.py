@@ -42,7 +42,7 @@ def verdict(seen: Observations) -> Verdict | None:
 def of_void(names: str, differed: bool) -> Verdict:
     """The verdict on a round that is void: its state was lost with `names`, who held it, or they `differed`."""
     if differed:
-        sentence = f"{names} came to different states from the same bytes, and nobody can tell which is right"
+        sentence = f"nobody can tell which state is right that {names} came to: they differ, or most are gone"
         return Verdict(Kind.DIVERGED_STATE, "", "", "", "", sentence, Confidence.SEEN)
     sentence = f"its state was lost with all who held it: {names} went before their disks had it"
     return Verdict(Kind.DEAD, "", "", "", "", sentence, Confidence.SEEN)

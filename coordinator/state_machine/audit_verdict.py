@@ -12,8 +12,7 @@ What an auditor says counts by what others can see of it (`audit_voices`):
                   the majority decides, and it costs strikes, but is no conviction: more of them where it made what
                   is audited, and what it makes is drawn more often from then on. Where there is no majority, as if
                   who is spoken of shows some what it does not show others, the round goes on without it, at no
-                  charge unless more than a quarter say so; where two looked, and the other got what it asked for,
-                  with it
+                  charge; where two looked, and the other got what it asked for, with it
 
 Whatever does not come to "well" or "it stands" makes all seals of the owner in this round void: its chunks start
 anew, at others if it is not beyond doubt, and the round goes on. Nothing wrong was ever applied.
@@ -113,10 +112,7 @@ def _without_end(
         well = any(voice.kind is VoiceKind.WELL for voice in voices.values())
         if len(voices) < MIN_VOICES and well and accused not in makers:
             return found_well(state, audit)  # it shows it to the other one
-        # A quarter of all may say so falsely, and keep others by what they hide from saying that it is well.
-        many = 4 * len(silent[accused]) > max(len(able) + 1, len(state.round.participants))
-        known = accused not in makers and many and 4 * len(voices) >= 3 * len(able)
-        return go_on_without(state, audit, accused, known, now, out)
+        return go_on_without(state, audit, accused, False, now, out)
     why = f"the members that audited chunk {audit.chunk} do not agree"
     return void_seals(state, audit, why, now, out, doubted=True)
 
@@ -201,7 +197,7 @@ def convict_contributor(
 
 
 def go_on_without(state: State, audit: Audit, place: int, most: bool, now: float, out: list[Effect]) -> State:
-    """Most, or too many to know better, say that the member at this place does not show what it should: the round
+    """Most, or as many as say otherwise, say that the member at this place does not show what it should: the round
     goes on without it."""
     r = state.round
     node = r.ledger.entries[place].node

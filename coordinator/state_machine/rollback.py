@@ -12,10 +12,11 @@ remembered (`CommittedState`), and counts whatever number the node knows the sta
     nobody proves anything          waits, and says so: a run never begins anew by itself
 
 Where the makers of state k made different ones, and as many this as that, nobody can tell who is right, and no
-member's word convicts another. Then state k is as good as lost (`State.tied`): its makers go back to what their
-disks have of before it, and as soon as state k-1 is proven round k is void, unless a maker that was not heard
-says the same as one of the others. Where no disk has it, patience runs out, and the run goes on with the one that
-the first of them made.
+member's word convicts another; nor where most of them are gone before its digest is known, once they were
+waited for, and those that are left are so few that all may lie. Then state k is as good as lost (`State.tied`):
+its makers go back to what their disks have of before it, and as soon as state k-1 is proven round k is void,
+unless a maker that was not heard says the same as others, of more than may lie. Where no disk has it, patience
+runs out, and the run goes on with the one that the first of them made.
 
 Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
 whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
@@ -41,6 +42,7 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
+from atoll.coordinator.state_machine.makers import are_too_few, makers_here, told_digests
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
     CommittedState,
@@ -57,11 +59,17 @@ MAX_TICK_GAP_SECONDS = 5.0  # seconds without a tick after which the coordinator
 
 
 def wait_reason(state: State) -> str:
-    """The sentence that says for whom a run waits whose state is lost."""
+    """The sentence that says for whom a run waits whose state is lost, or in doubt; empty: it is not."""
+    k, doubt = state.committed, is_in_doubt(state)
+    if not doubt and not state.state_lost:
+        return ""
     if state.tied:
-        k = state.committed
-        return f"its members made different states of round {k}: waits for who has the state before it on disk"
-    k, proven, may = state.committed, newest_proven(state), possible_holders(state)
+        return f"nobody can tell which state of round {k} is right: waits for who has the state before it on disk"
+    proven, may = newest_proven(state), possible_holders(state)
+    if doubt:
+        had, limit = state.names(may or sorted(state.makers, key=order)), state.config.checkpoint.patience
+        few = f"too few are here of those that made the state of round {k} to tell which is right"
+        return f"{few}: waits {limit:g} s at most for {had} to return, then goes back to the state before it"
     silent = [n for n in may if n in state.members.here and state.members.here[n].saves_bytes]
     reason = f"no living member holds the state of round {k}: "
     if silent:
@@ -104,20 +112,33 @@ def possible_holders(state: State) -> list[NodeId]:
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
     past = newest_proven(state) if state.state_lost else None
-    if past is None and not state.tied:
+    doubt = is_in_doubt(state)
+    if past is None and not state.tied and not doubt:
         return state if state.lost_state is None else replace(state, lost_state=None)
     if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
         return _void(state, past, now, out)
     since = _waiting(state, now)
     if since != state.lost_state:
         return replace(state, lost_state=since)
-    if past is None:
+    if state.tied and past is None:
         return _end_tie(state, out) if now >= since.at + state.config.checkpoint.patience else state
-    patience = (state.committed - past.round) * state.config.checkpoint.patience
+    lost = state.committed - past.round if past is not None else 1  # rounds
+    patience = lost * state.config.checkpoint.patience
     settled = now >= since.returned_at + SETTLE_SECONDS
     all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE_SECONDS
     late, too_late = now >= since.at + patience, now >= since.at + 2 * patience
-    return _void(state, past, now, out) if too_late or (settled and (late or all_back)) else state
+    if not (too_late or (settled and (late or all_back))):
+        return state
+    return begin_tie(state, tuple(told_digests(state)), out) if past is None else _void(state, past, now, out)
+
+
+def is_in_doubt(state: State) -> bool:
+    """Whether nobody knows the last commit's digest, and those who are here that hold the state have told it."""
+    lost = state.members.losses - state.losses_at_commit  # at least so many; else no look at each is worth it
+    if state.digest or state.tied or state.pending is None or 2 * lost < len(state.makers) or state.state_lost:
+        return False
+    told = told_digests(state)
+    return bool(told) and len(told) >= len(makers_here(state)) and are_too_few(state, most_common(told)[1])
 
 
 def _waiting(state: State, now: float) -> LostState:
@@ -150,7 +171,7 @@ def _returned(state: State) -> frozenset[tuple[NodeId, int, bool]]:
 def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> State:
     j, k = past.round, state.committed
     rounds = f"round {k} is" if j == k - 1 else f"rounds {j + 1} to {k} are"
-    why = "its members made different states of it" if state.tied else "the state was lost with all who held it"
+    why = "nobody can tell which state of it is right" if state.tied else "the state was lost with all who held it"
     reason = f"{rounds} void: {why}"
     out.append(Note(f"{reason}; the run goes on from the state of round {j}"))
     out += [Publish(_record(state, past, number, reason, now)) for number in range(j + 1, k + 1)]
@@ -192,14 +213,19 @@ def _next_round(state: State, reason: str, started_at: float) -> RoundState:
 
 
 def begin_tie(state: State, makers: tuple[NodeId, ...], out: list[Effect]) -> State:
-    """Nobody is taken to hold the last commit's state, of which these members made different ones."""
-    k = state.committed
-    reason = f"{state.names(makers)} made different states of round {k}, and nobody can tell which is right"
+    """Nobody is taken to hold the last commit's state, of which these members made different ones, or are too few
+    of those that made it."""
+    k, alike = state.committed, len({state.members.here[n].state_digest for n in makers}) == 1
+    what = f"made different states of round {k}, and nobody can tell which is right"
+    if alike:
+        has = "has" if len(makers) == 1 else "have"
+        what = f"alone {has} what {len(state.makers)} made in round {k}, and nobody can tell whether it is right"
+    reason = f"{state.names(makers)} {what}"
     out.append(Note(f"{reason}: goes back to the state before it"))
     here = state.members.here
-    why = f"goes back to the state before round {k}, of which different ones were made"
+    why = f"goes back to the state before round {k}: nobody can tell which of that is right"
     back = (replace(here[n], state=MemberState.RECOVERING, state_round=-1, reason=why) for n in makers)
-    state = replace(state, members=who.put(state.members, *back), tied=True)
+    state = replace(state, members=who.put(state.members, *back), tied=True, lost_state=None)
     return replace(state, round=_next_round(state, reason, state.round.started_at))
 
 
@@ -210,7 +236,7 @@ def record_opinion(state: State, node: NodeId, digest: bytes, out: list[Effect])
     state = replace(state, members=who.put(state.members, member))
     told = _told(state)
     alike = [n for n, d in told.items() if d == digest]
-    if node not in told or len(alike) < 2 or 2 * len(alike) <= len(told):
+    if node not in told or len(alike) < 2 or 2 * len(alike) <= len(told) or 4 * len(alike) <= len(state.makers):
         return state
     out.append(Note(f"{state.names(alike)} made the same state of round {state.committed}: it is the run's", node))
     return _without_tie(state, digest, alike)

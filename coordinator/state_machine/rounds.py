@@ -65,7 +65,7 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
         state,
         replace(
             state.round,
-            reason=doubt or (rollback.wait_reason(state) if state.state_lost else too_few(state, able, need, key)),
+            reason=doubt or rollback.wait_reason(state) or too_few(state, able, need, key),
         ),
     )
 
@@ -302,22 +302,28 @@ def _close(state: State, now: float, why: str) -> State:
 
 def many_are_away(state: State) -> bool:
     """Whether so many may be dead that those who are back first when all streams broke would make the round alone.
-    They are heard again soon, or out; and have their time from then on. For who owes the others time nobody
-    waits."""
-    away = [n for n in out_of_reach(state) if not owes_time(state, n)]
-    return len(away) > max(MAX_AWAY_SHARE * len(state.round.participants), 1)
+    They are heard again soon, or out; and have their time from then on."""
+    r, away = state.round, _away(state)
+    if len(away) <= max(MAX_AWAY_SHARE * len(r.participants), 1):
+        return False
+    everybody = r.participants.keys() | r.gone.keys() | set(trainers(state))
+    return len(away) > MAX_AWAY_SHARE * len(everybody)
+
+
+def _away(state: State) -> list[NodeId]:
+    """Participants that may be dead. For who owes the others time nobody waits."""
+    return [n for n in sorted(out_of_reach(state), key=order) if not owes_time(state, n)]
 
 
 def wait_for_many(state: State, now: float) -> tuple[State, bool]:
     """COLLECTING, while many are away: whether the round waits for them. Who is away and never out, as it is heard
-    now and then, is waited for no longer than any member may be silent, and owes that time."""
+    now and then, is waited for no longer than any member may be silent."""
     r = state.round
-    closed_at = now if r.closed_at is None else r.closed_at
-    if now <= max(closed_at, r.patient_until) + state.config.rounds.collect + state.config.members.lease:
-        return with_round(state, replace(r, asked_at=now, reason=collect_reason(state))), True
-    for node in sorted(out_of_reach(state), key=order):
-        state = lend_time(state, node, now - closed_at)
-    return state, False
+    seconds = now - r.asked_at if r.away and now >= r.patient_until else 0.0  # since the last look
+    away = r.away | {n: r.away.get(n, 0.0) + seconds for n in _away(state)}
+    if max(away.values()) > state.config.rounds.collect + state.config.members.lease:
+        return state, False
+    return with_round(state, replace(r, asked_at=now, away=away, reason=collect_reason(state))), True
 
 
 def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> tuple[NodeId, ...]:
@@ -346,6 +352,9 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     others waited, owes them the time."""
     state = late_work.lend_to_the_late(state, now)
     r = state.round
+    if 2 * len(r.away) <= len(r.participants):  # else it is no fault of theirs
+        for node, seconds in r.away.items():
+            state = lend_time(state, node, seconds)
     idle, trusted, saving = without_steps(state), state.members.trusted, state.members.saving
     there = {n for n in r.ledger.contributions if trusted(n) and n not in saving}
     without = [n for n in r.participants if n not in idle and n not in there]

@@ -166,6 +166,7 @@ class RoundState(Struct, frozen=True, gc=False):
     closed_at: float | None = None  # seconds; when the members were told to finish
     asked_at: float = 0.0  # seconds; the same, or later: an attempt failed, or not all could hear it then
     planned_at: float | None = None  # seconds; when the first attempt was
+    away: dict[NodeId, float] = {}  # seconds; for which that waited, as they and many more may have been dead
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
     patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away
     # its latest attempt whose plan some may not have had in time: the coordinator was away, or just back

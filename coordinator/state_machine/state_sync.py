@@ -11,7 +11,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.rounding import rounded
 from atoll.coordinator.causes.observations import Standing
-from atoll.coordinator.state_machine import beginning, inquiry, rollback
+from atoll.coordinator.state_machine import beginning, inquiry, makers, rollback
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.changes import remove, with_member, with_round
@@ -25,7 +25,7 @@ from atoll.coordinator.state_machine.events import (
 )
 from atoll.coordinator.state_machine.members import VERIFIER, Member, MemberState
 from atoll.coordinator.state_machine.run_layout import RunLayout
-from atoll.coordinator.state_machine.state import TRAINING, Phase, State, count, most_common, order
+from atoll.coordinator.state_machine.state import TRAINING, Phase, State, count, most_common
 
 VERIFIES = "replays what it is told to"
 
@@ -94,33 +94,19 @@ def settled_alike(a: State, b: State, one: bool = False) -> bool:
     )
 
 
-def is_due(state: State, now: float) -> bool:
-    """Whether those who are here name the digest of state_committed at last, though most who made it are gone: for
-    as long as for a lost state the run waits for their return."""
-    since = max(state.round.started_at, state.round.patient_until)
-    if state.digest or now < since + state.config.checkpoint.patience:
-        return False
-    return _most_are_gone(state)
-
-
-def _most_are_gone(state: State) -> bool:
-    return state.pending is not None and 2 * len(_makers(state)) < len(state.makers)
-
-
-def settle_digests(state: State, out: list[Effect], due: bool = False) -> State:
-    """Name the digest of state_committed once it can be known, and hold every member's against it; `due`: whoever
-    is gone that made it."""
-    here, voters = state.members.here, _voters(state)
-    told = {n: m.state_digest for n in voters if (m := here[n]).state_round == state.committed}
+def settle_digests(state: State, out: list[Effect]) -> State:
+    """Name the digest of state_committed once it can be known, and hold every member's against it."""
+    here, voters = state.members.here, makers.voters(state)
+    told = makers.told_digests(state)
     if not state.digest:
         if not state.committed:
             return state  # `beginning` names it
-        if _most_are_gone(state) and not due:
-            return state  # else one that stays while the others' streams are broken would name it alone
         digest, votes = most_common(told)
-        makers = max(len(_makers(state)), len(voters))  # else who is back first when all are away names it alone
-        if state.tied or not votes or (2 * votes <= makers and len(told) < makers):
+        there = max(len(makers.makers_here(state)), len(voters))  # else who is back first names it alone
+        if state.tied or not votes or (2 * votes <= there and len(told) < there):
             return state
+        if makers.are_too_few(state, votes):
+            return state  # else one that stays while the others' streams are broken would name it alone
         if list(Counter(told.values()).values()).count(votes) > 1:
             return rollback.begin_tie(state, tuple(told), out)
         state = replace(state, digest=digest)
@@ -153,7 +139,7 @@ def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
     pending, member = state.pending, state.members.here.get(node)
     if not state.digest or member is None or member.state_round != state.committed:
         return state
-    if pending is not None and node not in pending.digests and _votes(state, member):
+    if pending is not None and node not in pending.digests and makers.votes(state, member):
         digest = member.state_digest.hex()
         equal = all(pending.digests_equal and digest == first for first in islice(pending.digests.values(), 1))
         record = replace(pending, digests=pending.digests | {node: digest}, digests_equal=equal)
@@ -170,30 +156,6 @@ def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
     if member.state is MemberState.RECOVERING:
         return _synced(state, member.node, out)
     return state
-
-
-def _made(state: State, member: Member) -> bool:
-    """Whether it made state_committed, and did not lose it. One that came back without its state waits for its
-    digest."""
-    able = member.state is MemberState.ACTIVE or member.state_round == state.committed
-    return able and member.node in state.makers
-
-
-def _votes(state: State, member: Member) -> bool:
-    """Whether it is a maker of state_committed that names its digest."""
-    return _made(state, member) and member.suspected is None
-
-
-def _makers(state: State) -> list[Member]:
-    """Those of the members that made state_committed, and did not lose it, heard lately or not."""
-    makers = sorted(state.makers, key=order) if state.pending is not None else []
-    return [m for n in makers if (m := state.members.here.get(n)) is not None and _made(state, m)]
-
-
-def _voters(state: State) -> tuple[NodeId, ...]:
-    """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
-    holds it."""
-    return tuple(m.node for m in _makers(state) if m.suspected is None) or state.holders
 
 
 def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:

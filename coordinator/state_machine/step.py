@@ -281,9 +281,8 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
         chosen = beginning.ask_makers(rollback.go_on_without(state, now, out), now, out)
         chosen = inquiry.advance(replay.advance(chosen, now, out), now, out)
         after = chosen
-        due = state_sync.is_due(chosen, now)
-        if due or not state_sync.settled_alike(settled, chosen):
-            if one is not None and not due and state_sync.settled_alike(settled, chosen, one=True):
+        if not state_sync.settled_alike(settled, chosen):
+            if one is not None and state_sync.settled_alike(settled, chosen, one=True):
                 one = None if state_sync.may_settle(chosen) else one
             else:
                 one = None
@@ -291,7 +290,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
                 after = state_sync.settle_one(chosen, one, out)
                 whole = after.members is chosen.members and after.digest == chosen.digest
             else:
-                after = state_sync.settle_digests(chosen, out, due)
+                after = state_sync.settle_digests(chosen, out)
                 whole = after == chosen
             settled = after if whole else settled
         members = after.members

@@ -189,19 +189,17 @@ def test_a_contributor_that_shows_half_of_the_auditors_nothing_is_struck() -> No
 
 
 @pytest.mark.parametrize("say_so", [(N2, NodeId("n4")), (N2, NodeId("n4"), NodeId("n5"))])
-def test_who_hides_from_so_few_that_no_side_is_a_majority_is_struck_where_more_than_a_quarter_say_so(
+def test_whose_audit_ends_as_a_friend_hides_from_so_few_that_no_side_is_a_majority_is_drawn_more_often(
     say_so: tuple[NodeId, ...],
 ) -> None:
-    """It and its friend say that an honest owner's chunk is something else: so the audit of what the friend sealed
-    ends, too. Two could say so of an honest one."""
+    """It and its friend say that an honest owner's chunk is something else: so the audit of what it sealed itself
+    ends, too. Two could say so of an honest member; it is struck where half of the others do."""
     n7, n8 = NodeId("n7"), NodeId("n8")
     world = AuditWorld(b"nonce", liar(7, "seal") | liar(8, "audit"), audit="1000")
     sealed_by_all(world)
     audit = next(a for a in world.state.round.audits.values() if a.owner == N1)
     while (found := world.state.round.audits.get(audit.chunk)) is not None:
-        assert world.state.round.plan is not None
-        waited_for = sorted(found.named.keys() - found.voices.keys())
-        for node in waited_for:
+        for node in sorted(found.named.keys() - found.voices.keys()):
             said = world.finding(node, found)
             if node in say_so:
                 said = replace(said, digest=b"", silent=(world.place(n8),))
@@ -211,6 +209,29 @@ def test_who_hides_from_so_few_that_no_side_is_a_majority_is_struck_where_more_t
         world.feed(ev.Tick())
     assert world.charged() == ({n8: {Offence.SILENT}} if len(say_so) > 2 else {})
     assert conduct.unaudited_lately(world.state, n7)
+
+
+def test_two_who_say_that_another_shows_nothing_have_nobody_charged_where_they_are_more_than_a_quarter() -> None:
+    """One of eight is just back, and has no part in the round. The two say so of one who shows everybody what it
+    has, and each hides its own part from one other: nobody is a majority."""
+    n6, n7, n8 = NodeId("n6"), NodeId("n7"), NodeId("n8")
+    world = AuditWorld(b"nonce", audit="1000").run()
+    for node in tuple(world.state.members.here):
+        world.feed(ev.StateReported(node, 1, world.state.committed, digest(b"1")))
+    world.feed(ev.Joined(n6, 2, "n6", "n6:1", "another session", key=key_of(n6).public))
+    world.go_on()
+    assert len(world.state.round.participants) == 7
+    sealed_by_all(world)
+    audit = next(a for a in world.state.round.audits.values() if a.owner == N1)
+    hides = {n7: N2, n8: N2, N3: n7, NodeId("n4"): n8}
+    while (found := world.state.round.audits.get(audit.chunk)) is not None:
+        for node in sorted(found.named.keys() - found.voices.keys()):
+            said = world.finding(node, found)
+            if node in hides:
+                said = replace(said, digest=b"", silent=(world.place(hides[node]),))
+            world.feed(said)
+        world.feed(ev.Tick())
+    assert not world.charged()
 
 
 def test_an_auditor_that_slanders_a_contributor_harms_nobody() -> None:

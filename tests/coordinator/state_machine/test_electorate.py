@@ -1,7 +1,7 @@
 """Whose word counts in audits: that of all of the round that said nothing false lately."""
 
 import pytest
-from audit_world import AuditWorld, liar, nonces, ready, sealed_by_all
+from audit_world import AuditWorld, key_of, liar, nonces, ready, sealed_by_all
 
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
@@ -117,22 +117,105 @@ def test_who_takes_part_in_the_round_has_its_vote_before_it_contributes_unless_i
     assert (N8 in electorate(world.state)) == (why == "it is late")
 
 
-def test_who_is_away_and_never_out_is_waited_for_no_longer_than_any_may_be_silent_and_owes_that_time() -> None:
-    """It is heard now and then, for a moment."""
-    world = next_round()
-    limits = replace(world.state.config.members, lease=20.0)
+def closed(world: AuditWorld, late: tuple[NodeId, ...], lease: float = 20.0) -> tuple[NodeId, ...]:
+    """The round's participants, of whom all but the late have contributed."""
+    limits = replace(world.state.config.members, lease=lease)
     world.state = replace(world.state, config=replace(world.state.config, members=limits))
     nodes, number = tuple(world.state.round.participants), world.state.round.number
     for node in nodes:
         world.feed(ev.StepsReached(node, 1, number))
-    for node in nodes[:5]:
-        world.feed(ready(world.state, node))
+    for node in nodes:
+        if node not in late:
+            world.feed(ready(world.state, node))
+    return nodes
+
+
+def breaks_off_now_and_then(world: AuditWorld, nodes: tuple[NodeId, ...], seconds: float) -> None:
+    """Two seconds of three, until an attempt opens."""
+    for second in range(int(seconds)):
+        if world.state.round.plan is not None:
+            return
+        for node in nodes:
+            world.feed(ev.Disconnected(node, 1) if second % 3 == 0 else ev.Tick())
+            if second % 3 == 2:
+                world.feed(ev.Connected(node, 1))
+        world.now += 1.0
+        world.feed(ev.Tick())
+
+
+def test_who_is_away_and_never_out_is_waited_for_no_longer_than_any_may_be_silent_and_owes_that_time() -> None:
+    """It is heard now and then, for a moment."""
+    world = next_round()
+    nodes = closed(world, late=tuple(world.state.round.participants)[5:])
     for node in nodes[5:]:
         world.feed(ev.Disconnected(node, 1))
     began = world.now
     while world.state.round.plan is None:
         world.now += 1.0
         world.feed(ev.Tick())
-    most = world.state.config.rounds.collect + limits.lease
+    most = world.state.config.rounds.collect + world.state.config.members.lease
     assert most <= world.now - began <= most + 10.0
     assert all(conduct.owes_time(world.state, node) for node in nodes[5:])
+
+
+def test_who_is_away_again_and_again_and_back_in_time_owes_what_the_round_waited_for_it() -> None:
+    world = next_round()
+    nodes = closed(world, late=tuple(world.state.round.participants)[5:])
+    breaks_off_now_and_then(world, nodes[5:], 30.0)
+    assert world.state.round.plan is None
+    for node in nodes[5:]:
+        world.feed(ev.Connected(node, 1))
+        world.feed(ready(world.state, node))
+    world.feed(ev.Tick())
+    assert set(world.state.round.ledger.members) == set(nodes)
+    assert {n for n in nodes if conduct.owes_time(world.state, n)} == set(nodes[5:])
+
+
+def test_two_of_eight_that_are_away_again_and_again_hold_up_no_round_of_seven() -> None:
+    """One is not in it for what is held against it, or as it began anew: it is one of all the same."""
+    world = next_round()
+    world.feed(ev.Joined(N1, 2, "n1", "n1:1", "another session", key=key_of(N1).public))
+    world.feed(ev.Connected(N1, 2))
+    assert N1 not in world.state.round.participants
+    closed(world, late=(N7, N8))
+    began = world.now
+    breaks_off_now_and_then(world, (N7, N8), 60.0)
+    assert world.state.round.plan is not None and world.now - began <= 10.0
+
+
+def test_who_is_away_for_a_moment_owes_nothing_however_long_the_round_stood_still_before() -> None:
+    """For members, of which it had too few."""
+    world = next_round()
+    nodes = closed(world, late=(few := tuple(world.state.round.participants)[7:]))
+    config = world.state.config
+    world.state = replace(world.state, config=replace(config, members=replace(config.members, minimum=9)))
+    for node in few:
+        world.feed(ready(world.state, node))
+    world.now += 600.0
+    world.feed(ev.Tick())
+    for node in nodes[5:]:
+        world.feed(ev.Disconnected(node, 1))
+    world.state = replace(world.state, config=config)
+    for _ in range(3):
+        world.feed(ev.Tick())
+        world.now += 0.2
+    assert world.state.round.plan is None
+    for node in nodes[5:]:
+        world.feed(ev.Connected(node, 1))
+    world.feed(ev.Tick())
+    assert world.state.round.plan is not None and not any(conduct.owes_time(world.state, n) for n in nodes)
+
+
+def test_where_most_are_away_nobody_owes_time_for_it() -> None:
+    world = next_round()
+    nodes = closed(world, late=tuple(world.state.round.participants)[3:])
+    for node in nodes[3:]:
+        world.feed(ev.Disconnected(node, 1))
+    for _ in range(15):
+        world.now += 1.0
+        world.feed(ev.Tick())
+    for node in nodes[3:]:
+        world.feed(ev.Connected(node, 1))
+        world.feed(ready(world.state, node))
+    world.feed(ev.Tick())
+    assert world.state.round.plan is not None and not any(conduct.owes_time(world.state, n) for n in nodes)

@@ -5,8 +5,10 @@ from audit_world import CHUNKS, AuditWorld, key_of
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import rollback
 
 RIGHT, WRONG = digest(b"what the reduce came to"), digest(b"a model of its own")
+BEFORE = digest(b"1")  # as `AuditWorld` has it
 NODES = [NodeId(f"n{i}") for i in range(1, 9)]
 
 
@@ -44,31 +46,96 @@ def test_who_stays_away_is_not_waited_for_once_it_is_put_out() -> None:
     assert world.state.digest == RIGHT
 
 
-def all_but_the_last_are_out() -> AuditWorld:
-    """Their streams broke after a commit, for longer than they had to come back."""
-    world = AuditWorld(b"n").run()
-    for node in NODES[:-1]:
-        world.feed(ev.Expired(node, 1, "it was not heard"))
+def out_but(world: AuditWorld, *stay: NodeId) -> AuditWorld:
+    """The others' streams broke after a commit, for longer than they had to come back."""
+    for node in NODES:
+        if node not in stay:
+            world.feed(ev.Expired(node, 1, "it was not heard"))
     return world
 
 
+def joins(world: AuditWorld, node: NodeId, round_: int, state: bytes) -> None:
+    """It is back with what its disk has."""
+    world.feed(ev.Joined(node, 2, str(node), f"{node}:1", "another session", key=key_of(node).public))
+    world.feed(ev.Connected(node, 2))
+    world.feed(ev.StateReported(node, 2, round_, state))
+    world.feed(ev.LayoutReported(node, 2, CHUNKS, digest(b"layout")))
+
+
+def tells(world: AuditWorld, node: NodeId, state: bytes) -> None:
+    world.feed(ev.StateReported(node, 1, world.state.committed, state))
+
+
+def wait(world: AuditWorld, seconds: float) -> None:
+    for _ in range(int(seconds)):
+        world.now += 1.0
+        world.feed(ev.Tick())
+
+
 def test_who_stays_while_most_are_put_out_does_not_name_the_state_alone() -> None:
-    world = all_but_the_last_are_out()
-    world.feed(ev.StateReported(NODES[-1], 1, world.state.committed, WRONG))
+    world = out_but(AuditWorld(b"n").run(), NODES[-1])
+    tells(world, NODES[-1], WRONG)
     assert not world.state.digest
     for node in NODES[:-1]:
-        world.feed(ev.Joined(node, 2, str(node), f"{node}:1", "another session", key=key_of(node).public))
-        world.feed(ev.Connected(node, 2))
-        world.feed(ev.StateReported(node, 2, world.state.committed, RIGHT))
-        world.feed(ev.LayoutReported(node, 2, CHUNKS, digest(b"layout")))
+        joins(world, node, world.state.committed, RIGHT)
     assert world.state.digest == RIGHT
     assert world.state.members.here.keys() == set(NODES[:-1])
 
 
-def test_who_stays_names_the_state_at_last_where_the_others_do_not_come_back() -> None:
-    world = all_but_the_last_are_out()
-    world.feed(ev.StateReported(NODES[-1], 1, world.state.committed, RIGHT))
-    assert not world.state.digest
-    world.now += world.state.config.checkpoint.patience
-    world.feed(ev.Tick())
+def test_while_half_are_put_out_two_that_say_the_same_as_two_others_do_not_have_the_round_void() -> None:
+    world = out_but(AuditWorld(b"n").run(), *NODES[:2], *NODES[6:])
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    for node in NODES[:2]:
+        tells(world, node, RIGHT)
+    assert not world.state.digest and not world.state.tied
+    joins(world, NODES[2], world.state.committed, RIGHT)
     assert world.state.digest == RIGHT
+
+
+def test_more_than_a_quarter_name_the_state_whoever_is_gone() -> None:
+    world = out_but(AuditWorld(b"n").run(), *NODES[:3])
+    for node in NODES[:3]:
+        assert not world.state.digest
+        tells(world, node, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def test_after_a_power_cut_too_few_are_not_believed_and_what_all_others_have_is_the_runs() -> None:
+    """Of three that have the last state two may have made it up; and nobody can bring it any more."""
+    world = out_but(AuditWorld(b"n").run().go_on().run(), NODES[5], *NODES[6:])
+    tells(world, NODES[5], RIGHT)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    for node in NODES[:5]:
+        joins(world, node, world.state.committed - 1, BEFORE)
+    wait(world, rollback.SETTLE_SECONDS - 1)
+    assert not world.state.digest and "too few" in rollback.wait_reason(world.state)
+    wait(world, 3)
+    assert world.state.digest == BEFORE and world.state.members.here.keys() >= set(NODES[:5])
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    assert world.state.digest == BEFORE
+
+
+def test_who_stays_names_the_state_at_last_where_the_others_do_not_come_back_and_no_disk_has_another() -> None:
+    world = out_but(AuditWorld(b"n").run(), NODES[-1])
+    tells(world, NODES[-1], RIGHT)
+    assert not world.state.digest and not rollback.wait_reason(world.state).startswith("no living member")
+    wait(world, world.state.config.checkpoint.patience + rollback.SETTLE_SECONDS)
+    tells(world, NODES[-1], RIGHT)
+    wait(world, world.state.config.checkpoint.patience)
+    assert world.state.digest == RIGHT
+
+
+def test_two_who_say_the_same_again_are_not_believed_before_others_are_back() -> None:
+    world = out_but(AuditWorld(b"n").run().go_on().run(), *NODES[5:])
+    for node, state in zip(NODES[5:], (RIGHT, WRONG, WRONG), strict=True):
+        tells(world, node, state)
+    wait(world, world.state.config.checkpoint.patience + rollback.SETTLE_SECONDS)
+    assert world.state.tied
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    assert world.state.tied and not world.state.digest
+    joins(world, NODES[0], world.state.committed - 1, BEFORE)
+    assert world.state.digest == BEFORE

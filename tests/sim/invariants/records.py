@@ -24,13 +24,13 @@ def only_what_nobody_can_bring_is_void(
 ) -> None:
     """A committed round is void only when nobody who is here, and heard, has its state, unless patience with those
     that come and go has run out twice. Where all disks work it is the newest one alone. The run goes on from the
-    state before. Or its makers made different states."""
+    state before. Or nobody could tell which of its states was right."""
     truth, after, first, last = world.truth, batch.state, records[0].round, records[-1].round
     limit = 2 * len(records) * after.config.checkpoint.patience
     spent = before.lost_state is not None and batch.now >= before.lost_state.at + limit
     hold([r.round for r in records] == list(range(first, len(truth.roots) + 1)), f"void are {records}")
     # nobody could tell which of its states was right; it is void at once where others have the one before
-    tied = before.tied or "made different states" in records[-1].reason
+    tied = before.tied or "nobody can tell" in records[-1].reason
     for node in () if tied else world.living:
         holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
         known = after.members.trusted(node.me) and after.members.here[node.me].life == node.control.life

@@ -481,11 +481,11 @@ MUTATIONS = [
         "tests/coordinator/state_machine/test_audited_who_go.py",
     ),
     Mutation(
-        "who hides from fewer than most is not struck",
+        "of whom a few say that it hides is struck",
         VERDICT,
-        "return go_on_without(state, audit, accused, known, now, out)",
         "return go_on_without(state, audit, accused, False, now, out)",
-        "tests/coordinator/state_machine/test_audit.py::test_who_hides_from_so_few_that_no_side_is_a_majority_is_struck_where_more_than_a_quarter_say_so",
+        "return go_on_without(state, audit, accused, True, now, out)",
+        "tests/coordinator/state_machine/test_audit.py::test_two_who_say_that_another_shows_nothing_have_nobody_charged_where_they_are_more_than_a_quarter",
     ),
     Mutation(
         "who is in trouble has no word on what others made",
