@@ -129,7 +129,19 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     late, too_late = now >= since.at + patience, now >= since.at + 2 * patience
     if not (too_late or (settled and (late or all_back))):
         return state
-    return begin_tie(state, tuple(told_digests(state)), out) if past is None else _void(state, past, now, out)
+    return _end_doubt(state, out) if past is None else _void(state, past, now, out)
+
+
+def _end_doubt(state: State, out: list[Effect]) -> State:
+    """Those who have the last commit's state are as few as may lie. Where a member proves the state before, all go
+    back to that: it costs one round. Else they are believed, if they agree: it would cost more."""
+    told, past = told_digests(state), newest_proven(state)
+    digest, votes = most_common(told)
+    if votes < len(told) or (past is not None and past.round == state.committed - 1):
+        return begin_tie(state, tuple(told), out)
+    k, has = state.committed, "has" if votes == 1 else "have"
+    out.append(Note(f"nobody else has a state of round {k - 1} or {k}: the run has what {state.names(told)} {has}"))
+    return replace(state, digest=digest, lost_state=None)
 
 
 def is_in_doubt(state: State) -> bool:

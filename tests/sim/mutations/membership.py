@@ -89,6 +89,27 @@ MUTATIONS = [
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
     Mutation(
+        "too few are believed where others have the state before",
+        C + "state_machine/rollback.py",
+        "if votes < len(told) or (past is not None and past.round == state.committed - 1):",
+        "if votes < len(told):",
+        "tests/coordinator/state_machine/test_state_sync.py",
+    ),
+    Mutation(
+        "too few that agree are not believed though nobody has the state before",
+        C + "state_machine/rollback.py",
+        "if votes < len(told) or (past is not None and past.round == state.committed - 1):",
+        "if True:",
+        "tests/coordinator/state_machine/test_state_sync.py",
+    ),
+    Mutation(
+        "of too few that differ most are believed",
+        C + "state_machine/rollback.py",
+        "if votes < len(told) or (past is not None",
+        "if (past is not None",
+        "tests/coordinator/state_machine/test_state_sync.py",
+    ),
+    Mutation(
         "too few to be believed are, once they say the same again",
         C + "state_machine/rollback.py",
         " or 4 * len(alike) <= len(state.makers):",
