@@ -140,7 +140,9 @@ def _end_doubt(state: State, out: list[Effect]) -> State:
     if votes < len(told) or (past is not None and past.round == state.committed - 1):
         return begin_tie(state, tuple(told), out)
     k, has = state.committed, "has" if votes == 1 else "have"
-    out.append(Note(f"nobody else has a state of round {k - 1} or {k}: the run has what {state.names(told)} {has}"))
+    out.append(
+        Note(f"nobody else has a state of round {k - 1} or {k}: the run has what {state.names(told)} {has}")
+    )
     return replace(state, digest=digest, lost_state=None)
 
 
