@@ -30,7 +30,7 @@ demo: .venv/installed
 PYTEST := $(BIN)/pytest --durations 10
 CORES := -n logical --dist worksteal
 
-# Minutes: unit tests, transcripts, 10 seeds of the simulation, a sample of the mutations, a run of real processes.
+# Minutes: unit tests, transcripts, 5 seeds of the simulation, a sample of the mutations, a run of real processes.
 # What starts whole runs comes alone: these are about time, too.
 test: .venv/installed-dev
 	$(PYTEST) --timeout 300 -m "not long and not e2e" $(CORES)

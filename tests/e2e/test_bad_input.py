@@ -224,6 +224,7 @@ def test_each_exit_code_of_the_page_is_that_of_a_process(
     assert ENDINGS[code](tmp_path, coordinator) == code
 
 
+@pytest.mark.long
 def test_another_runs_url_is_refused(coordinator: Coordinator, tmp_path: Path) -> None:
     url = coordinator.url().replace("/demo", "/other")
     assert "'other'" in join(url, tmp_path, code=5)
@@ -247,6 +248,7 @@ def test_an_unreachable_coordinator_is_tried_until_the_patience_ends(tmp_path: P
     assert f"no coordinator at {address}" in said.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_an_empty_data_folder_is_named(tmp_path: Path) -> None:
     service = Coordinator(tmp_path / "c", "data.kind=bytes")
     (tmp_path / "texts").mkdir()

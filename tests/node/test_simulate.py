@@ -155,6 +155,7 @@ def test_one_simulated_node_with_sgd_of_1_is_plain_training(source: Source) -> N
     np.testing.assert_allclose(found.anchor(), plain(run, source, 20).flat, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> None:
     run = tiny(
         inner=InnerConfig(optimizer=OptimizerName.SGD, lr=0.1, warmup_tokens=512, clip=1e6, batch_size=4),
@@ -173,6 +174,7 @@ def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> N
     assert losses(outcome)[0] - losses(outcome)[-1] > 0.1
 
 
+@pytest.mark.long
 def test_fragments_that_are_all_due_at_once_are_the_whole_model_bit_for_bit(source: Source) -> None:
     whole = tiny(overlap=OverlapConfig(0))
     parts = tiny(fragments=FragmentsConfig(4, stagger=False), overlap=OverlapConfig(0, TakeName.MIX, 0.0))
@@ -210,6 +212,7 @@ class Recorded(ReplicatedState):
         super().commit(contributions, seals)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(2)])
 def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConfig, source: Source) -> None:
     """Over 50 rounds in which 30 % of the contributions are in vain, and with a wire that loses a lot."""
@@ -360,6 +363,7 @@ def test_a_quorum_with_grace_keeps_fast_nodes_training(source: Source) -> None:
     assert played(quorum, source, steps=40, speeds=speeds).goodput > 0.97
 
 
+@pytest.mark.long
 def test_the_command_compares_methods_and_leaves_files(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "name: tiny\nmodel: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32}\n"

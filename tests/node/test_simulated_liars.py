@@ -223,6 +223,7 @@ def test_honest_nodes_are_left_alone_and_the_defence_changes_nothing_but_clippin
     assert on.anchor().tobytes() == off.anchor().tobytes()
 
 
+@pytest.mark.long
 def test_slow_nodes_late_work_and_joiners_are_not_taken_for_liars(source: Source) -> None:
     run = replace(RUN, rounds=RoundsConfig(inner_steps=4), inner=replace(RUN.inner, batch_size=2))
     found = fleet(source, 40, run=run, speeds=(1.0, 1.0, 0.5, 1.0, 0.3, 1.0, 0.8, 1.0), drop=0.2, churn=4)

@@ -87,6 +87,7 @@ def test_a_daemon_that_is_gone_is_asked_on_and_its_last_figures_stay(tmp_path: P
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_in_another_terminal_the_lines_are_made_anew(tmp_path: Path) -> None:
     async def story() -> None:
         app = Top(lambda: control_socket.ask(tmp_path, "status"), every=0.01)

@@ -53,8 +53,19 @@ class Village:
         return [b - a for a, b in pairwise(self.moments)][1:]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize(
+    ("habit", "seed"),
+    [
+        ("never seals", 1),
+        ("accuses", 1),
+        *(
+            pytest.param(habit, seed, marks=pytest.mark.long)
+            for habit in HABITS
+            for seed in (1, 2)
+            if (habit, seed) not in (("never seals", 1), ("accuses", 1))
+        ),
+    ],
+)
 def test_a_bad_habit_costs_a_few_rounds_and_nobody_else(habit: str, seed: int) -> None:
     village = Village(habit, seed)
     usual = sorted(village.seconds)[len(village.seconds) // 3]

@@ -385,6 +385,7 @@ async def connection_from(address: str, plane: DataPlane) -> socket.socket:
     return sock
 
 
+@pytest.mark.long
 def test_1024_links_under_invented_names_are_none_and_members_have_theirs(tmp_path: Path) -> None:
     """By one who knows the run's key, from an address of its own."""
 

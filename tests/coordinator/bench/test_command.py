@@ -33,6 +33,7 @@ def test_a_few_members_commit_rounds_and_are_measured() -> None:
     assert 0 < figures["control_ms_p50"] <= figures["control_ms_p99"]
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_with_one_sentence() -> None:
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "coordinator", "--members", "4"]
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored here, it would be ignored there

@@ -80,6 +80,7 @@ def test_whatever_is_told_there_is_a_verdict_that_can_be_kept_or_none(seen: Obse
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Verdict) == found
 
 
+@pytest.mark.long
 @pytest.mark.hypothesis
 @given(OBSERVED, st.randoms())
 def test_a_verdict_does_not_hang_on_the_order_in_which_members_answered(seen: Observations, random: Any) -> None:

@@ -116,6 +116,7 @@ def test_the_oldest_go_once_they_are_in_the_store(tmp_path: Path) -> None:
     assert list(RecordArchive(here, there).records()) == records(1, 3 * N)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("archived", [False, True])
 def test_no_segment_is_older_than_is_to_be_kept(tmp_path: Path, archived: bool) -> None:
     here, there = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b") if archived else None

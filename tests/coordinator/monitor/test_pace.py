@@ -35,6 +35,7 @@ def share_off(wall: Wall, rounds: int, by: float = 0.1) -> float:
     return fmean(off)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [200, 1000])
 @pytest.mark.parametrize(
     ("wall", "most"),

@@ -243,6 +243,7 @@ def test_dial_backs_of_everybody_together_are_bounded(tmp_path: Path, monkeypatc
     run(story, tmp_path)
 
 
+@pytest.mark.long
 def test_few_are_dialled_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup, "DIAL_SECONDS", 1.0)
     own = load_or_make(tmp_path)
@@ -256,6 +257,7 @@ def test_few_are_dialled_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run(story, tmp_path, own)
 
 
+@pytest.mark.long
 def test_who_finds_no_place_to_be_dialled_is_not_said_to_be_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,7 @@ def test_who_showed_a_token_has_time_until_the_journal_took_its_join(
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_another_address_joins_while_one_takes_all_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(CONTROL, strangers=StrangerLimits(8, 4, RateLimit(1e-3, 1000)))
     monkeypatch.setattr(control_plane, "CONTROL", limits)

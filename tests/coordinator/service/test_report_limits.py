@@ -37,6 +37,7 @@ def journal_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("journal.sqlite*"))
 
 
+@pytest.mark.long
 def test_more_chunks_than_there_are_end_in_no_journal(tmp_path: Path) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:

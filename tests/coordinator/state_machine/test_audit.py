@@ -140,6 +140,7 @@ def test_a_relay_that_says_as_an_auditor_that_its_lie_is_well_has_nobody_else_ba
         assert not world.wrong()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["as owner", "only as relay"])
 @pytest.mark.parametrize("lie", ["deceive first", "deceive last"])
 def test_who_gives_one_auditor_another_receipt_is_banned_and_that_one_not_charged(lie: str, role: str) -> None:
@@ -284,6 +285,7 @@ def test_of_three_members_one_word_charges_nobody_that_it_says_shows_nothing() -
     assert world.state.round.number == 1 and not world.decisions
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "second"),
     [

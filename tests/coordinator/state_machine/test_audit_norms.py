@@ -135,6 +135,7 @@ def test_liars_of_two_levels_are_convicted_where_norms_are_told_too(lie: str) ->
         assert world.charged().keys() == {N2}, world.notes
 
 
+@pytest.mark.long
 def test_in_two_levels_nobody_honest_is_charged_for_norms() -> None:
     for nonce in nonces(0, 10):
         world = AuditWorld(nonce, audit="1000", levels=2, norms=True).run()

@@ -138,6 +138,7 @@ def in_its_turn(turns: int) -> tuple[Story, float]:
     return story, predicted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turns", [1, 2, 4])
 def test_who_shows_that_its_link_is_slow_and_stands_still_in_its_turn_costs_thrice_what_that_may_add(
     turns: int,

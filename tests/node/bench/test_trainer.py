@@ -34,6 +34,7 @@ def test_the_trainer_and_a_bare_loop_take_the_same_steps(ranks: int) -> None:
     assert bare["overhead_percent"] == 0 and builtin["overhead_percent"] > -90
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_an_engine_that_does_not_come_up_is_a_sentence() -> None:
     with pytest.raises(BenchFailed, match=r"builtin.*: ranks=2 but|builtin.*inner.batch_size=3 cannot be divided"):

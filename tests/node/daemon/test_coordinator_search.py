@@ -119,6 +119,7 @@ async def member(invite: Invite, folder: Path) -> AsyncIterator[CoordinatorSessi
         yield opened
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dialled", [True, False])
 def test_a_node_goes_on_where_the_certificate_of_its_url_is_shown_and_nowhere_else(
     dialled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: None
@@ -174,6 +175,7 @@ async def _next_lives(url: Invite, moved_to: str, liar: str, me: str, folder: Pa
             await stranger.look()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pin", "gateways", "says"),
     [

@@ -97,6 +97,7 @@ def test_a_node_that_peers_cannot_dial_is_warned_and_goes_on(
 PLACE = "/ip4/203.0.113.7/tcp/4701/p2p/12D3KooWAhYiUJLCTg3PuwTMd1Vv7TRrQGMrFLXcvYXRShTqnDAC"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("late", "encrypted"), [(False, True), (True, True), (False, False)])
 def test_a_node_that_peers_cannot_dial_is_a_leaf_where_the_run_has_a_gateway_and_it_may_have_none(
     late: bool,

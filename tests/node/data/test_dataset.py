@@ -78,6 +78,7 @@ def test_an_epoch_is_the_slice_and_the_validation_slice_is_never_trained_on(
     assert seen == validation and not seen & train
 
 
+@pytest.mark.long
 def test_samples_depend_on_seed_and_index_and_on_nothing_else(tmp_path: Path, web: WebServer) -> None:
     run = run_of(served(web, "one", 2.0), served(web, "two", seed=5))
     sources = [opened(run, tmp_path / f"{number}") for number in range(2)]

@@ -228,6 +228,7 @@ def test_an_answer_that_ends_half_way_is_asked_for_again(fetchers: Fetchers) -> 
     assert not fetcher.damaged and fetcher.trouble == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [503, 403])
 def test_a_store_that_does_not_answer_is_told_and_asked_until_it_does(status: int, fetchers: Fetchers) -> None:
     fetchers.web.status = status
@@ -275,6 +276,7 @@ def test_the_trouble_that_others_read_has_no_folder_and_no_query_and_the_log_has
     assert all(f"{name}.digests" in fetcher.trouble for name in ("train-00000", "train-00001"))
 
 
+@pytest.mark.long
 def test_while_the_store_is_away_nobody_waits_for_what_is_here(fetchers: Fetchers) -> None:
     wanted, fetcher = blocks(fetchers), fetchers.make()
     fetcher.expect(iter(wanted))

@@ -160,6 +160,7 @@ def test_tied_parameters_count_once_and_frozen_ones_not_at_all() -> None:
     assert layout_of(model).numel == 16
 
 
+@pytest.mark.long
 def test_compiled_and_wrapped_models_have_the_names_of_bare_ones() -> None:
     compiled = torch.compile(awkward())
     assert isinstance(compiled, nn.Module)

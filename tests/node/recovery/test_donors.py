@@ -152,6 +152,7 @@ def test_a_donor_that_lies_about_one_chunk_is_left_out(tmp_path: Path, caplog: p
         assert [r.message for r in caplog.records if "without liar" in r.message and "digest" in r.message]
 
 
+@pytest.mark.long
 def test_what_a_slow_donor_has_taken_is_fetched_from_another(tmp_path: Path) -> None:
     @with_peers(tmp_path, "a", "slow", "joiner")
     async def _(a: Peer, slow: Peer, joiner: Peer) -> None:

@@ -61,6 +61,7 @@ def test_the_blocks_of_a_gpu_are_those_that_all_pairs_of_tokens_give(
         assert torch.equal(order * filled, wanted_order * filled), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", [0, 150])
 def test_flex_attention_gives_what_the_matrix_gives(window: int) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -117,6 +117,7 @@ def test_machines_with_different_numbers_of_ranks_are_refused() -> None:
         meet(LocalRank(4, 12, local_size=8, machines=2), at_daemon=False)
 
 
+@pytest.mark.long
 def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(data=DataConfig(passage_tokens=20))) as node:

@@ -40,6 +40,7 @@ def test_every_case_is_a_run_that_its_config_allows() -> None:
     assert trial(BEST, 100, 1).run.rounds.data_parallel == 10
 
 
+@pytest.mark.long
 def test_nothing_is_called_default_that_a_run_does_not_ship_with() -> None:
     shipped = RunConfig()
     for case in (*TRIED, *SPARSER, *COMPARED, *CLAIMED):
@@ -145,6 +146,7 @@ def test_a_run_from_its_case_to_its_figures(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found))["hardware"] == "here"
 
 
+@pytest.mark.long
 def test_the_command_says_what_is_missing_and_refuses_unknown_cases(tmp_path: Path) -> None:
     words = ["--report", "--seeds", "1", "--steps", "300", "--out", str(tmp_path)]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
