@@ -47,6 +47,7 @@ from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
     CommittedState,
     LostState,
+    Phase,
     RoundState,
     State,
     most_common,
@@ -111,13 +112,13 @@ def possible_holders(state: State) -> list[NodeId]:
 
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
-    past = newest_proven(state) if state.state_lost else None
+    past = newest_proven(state) if state.state_lost or state.tied else None
     doubt = is_in_doubt(state)
     if past is None and not state.tied and not doubt:
         return state if state.lost_state is None else replace(state, lost_state=None)
     if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
         return _void(state, past, now, out)
-    since = _waiting(state, now)
+    since = _waiting(state, now, doubt)
     if since != state.lost_state:
         return replace(state, lost_state=since)
     if state.tied and past is None:
@@ -137,7 +138,7 @@ def _end_doubt(state: State, out: list[Effect]) -> State:
     back to that: it costs one round. Else they are believed, if they agree: it would cost more."""
     told, past = told_digests(state), newest_proven(state)
     digest, votes = most_common(told)
-    if votes < len(told) or (past is not None and past.round == state.committed - 1):
+    if not votes or votes < len(told) or (past is not None and past.round == state.committed - 1):
         return begin_tie(state, tuple(told), out)
     k, has = state.committed, "has" if votes == 1 else "have"
     out.append(
@@ -147,16 +148,16 @@ def _end_doubt(state: State, out: list[Effect]) -> State:
 
 
 def is_in_doubt(state: State) -> bool:
-    """Whether nobody knows the last commit's digest, and those who are here that hold the state have told it."""
+    """Whether nobody knows the last commit's digest, for too few of those that made it are here, or told."""
     lost = state.members.losses - state.losses_at_commit  # at least so many; else no look at each is worth it
     if state.digest or state.tied or state.pending is None or 2 * lost < len(state.makers) or state.state_lost:
         return False
-    told = told_digests(state)
-    return bool(told) and len(told) >= len(makers_here(state)) and are_too_few(state, most_common(told)[1])
+    over = state.round.phase is Phase.FINISHED  # nothing is trained from it
+    return not over and are_too_few(state, most_common(told_digests(state))[1])
 
 
-def _waiting(state: State, now: float) -> LostState:
-    """Since when the run waits, and who came meanwhile."""
+def _waiting(state: State, now: float, doubt: bool) -> LostState:
+    """Since when the run waits, and who came meanwhile. In doubt all have to tell what they made."""
     since = state.lost_state
     if since is None or now > since.seen_at + MAX_TICK_GAP_SECONDS:
         since = LostState(now, now)
@@ -167,7 +168,7 @@ def _waiting(state: State, now: float) -> LostState:
         since = replace(since, returned_at=now)
     if returned != since.returned:
         since = replace(since, returned=returned)
-    if possible_holders(state):
+    if possible_holders(state) or (doubt and any(m.state_round != state.committed for m in makers_here(state))):
         return replace(since, all_back_at=None)
     return since if since.all_back_at is not None else replace(since, all_back_at=now)
 
@@ -226,20 +227,29 @@ def _next_round(state: State, reason: str, started_at: float) -> RoundState:
     return RoundState(number=state.committed + 1, reason=reason, started_at=started_at, ledger=ledger)
 
 
-def begin_tie(state: State, makers: tuple[NodeId, ...], out: list[Effect]) -> State:
-    """Nobody is taken to hold the last commit's state, of which these members made different ones, or are too few
-    of those that made it."""
-    k, alike = state.committed, len({state.members.here[n].state_digest for n in makers}) == 1
-    what = f"made different states of round {k}, and nobody can tell which is right"
-    if alike:
-        has = "has" if len(makers) == 1 else "have"
-        what = f"alone {has} what {len(state.makers)} made in round {k}, and nobody can tell whether it is right"
-    reason = f"{state.names(makers)} {what}"
+def begin_tie(state: State, told: tuple[NodeId, ...], out: list[Effect]) -> State:
+    """Nobody is taken to hold the last commit's state, of which those that told made different ones, or which
+    too few of its makers told."""
+    k, here = state.committed, state.members.here
+    has, digests = "has" if len(told) == 1 else "have", {here[n].state_digest for n in told}
+    reason = f"nobody has told what {len(state.makers)} made in round {k}"
+    if len(digests) > 1:
+        reason = f"{state.names(told)} made different states of round {k}, and nobody can tell which is right"
+    elif told:
+        alone = f"{state.names(told)} alone {has} what {len(state.makers)} made in round {k}"
+        reason = f"{alone}, and nobody can tell whether it is right"
     out.append(Note(f"{reason}: goes back to the state before it"))
-    here = state.members.here
-    why = f"goes back to the state before round {k}: nobody can tell which of that is right"
-    back = (replace(here[n], state=MemberState.RECOVERING, state_round=-1, reason=why) for n in makers)
-    state = replace(state, members=who.put(state.members, *back), tied=True, lost_state=None)
+    why, changed = (
+        f"goes back to the state before round {k}: nobody can tell which of that is right",
+        list[Member](),
+    )
+    for n in sorted({*told, *state.holders, *(m.node for m in makers_here(state))}, key=order):
+        digest = here[n].state_digest if n in told else b""  # else it may be of an older state
+        member = replace(here[n], state_round=-1, state_digest=digest)
+        if member.state is not MemberState.JOINING:  # first it says which model it has
+            member = replace(member, state=MemberState.RECOVERING, reason=why)
+        changed.append(member)
+    state = replace(state, members=who.put(state.members, *changed), tied=True, lost_state=None)
     return replace(state, round=_next_round(state, reason, state.round.started_at))
 
 

@@ -301,13 +301,15 @@ def _close(state: State, now: float, why: str) -> State:
 
 
 def many_are_away(state: State) -> bool:
-    """Whether so many may be dead that those who are back first when all streams broke would make the round alone.
-    They are heard again soon, or out; and have their time from then on."""
-    r, away = state.round, _away(state)
-    if len(away) <= max(MAX_AWAY_SHARE * len(r.participants), 1):
+    """Whether so many may be dead, or went, that those who are back first when all streams broke would make the
+    round alone. They are heard again soon, or out; and have their time from then on."""
+    r, here = state.round, state.members.here
+    away = len(_away(state))
+    if not away or away + len(r.gone) <= max(MAX_AWAY_SHARE * len(r.participants), 1):
         return False
+    away += sum(n not in here for n in r.gone)
     everybody = r.participants.keys() | r.gone.keys() | set(trainers(state))
-    return len(away) > MAX_AWAY_SHARE * len(everybody)
+    return away > max(MAX_AWAY_SHARE * len(everybody), 1)
 
 
 def _away(state: State) -> list[NodeId]:
@@ -319,7 +321,8 @@ def wait_for_many(state: State, now: float) -> tuple[State, bool]:
     """COLLECTING, while many are away: whether the round waits for them. Who is away and never out, as it is heard
     now and then, is waited for no longer than any member may be silent."""
     r = state.round
-    seconds = now - r.asked_at if r.away and now >= r.patient_until else 0.0  # since the last look
+    seconds = now - r.asked_at  # since the last look, if there was one, and the coordinator was not away itself
+    seconds = seconds if r.away and seconds <= rollback.MAX_TICK_GAP_SECONDS else 0.0
     away = r.away | {n: r.away.get(n, 0.0) + seconds for n in _away(state)}
     if max(away.values()) > state.config.rounds.collect + state.config.members.lease:
         return state, False

@@ -130,6 +130,12 @@ def closed(world: AuditWorld, late: tuple[NodeId, ...], lease: float = 20.0) -> 
     return nodes
 
 
+def wait_a_while(world: AuditWorld, seconds: int) -> None:
+    for _ in range(seconds):
+        world.now += 1.0
+        world.feed(ev.Tick())
+
+
 def breaks_off_now_and_then(world: AuditWorld, nodes: tuple[NodeId, ...], seconds: float) -> None:
     """Two seconds of three, until an attempt opens."""
     for second in range(int(seconds)):
@@ -219,3 +225,50 @@ def test_where_most_are_away_nobody_owes_time_for_it() -> None:
         world.feed(ready(world.state, node))
     world.feed(ev.Tick())
     assert world.state.round.plan is not None and not any(conduct.owes_time(world.state, n) for n in nodes)
+
+
+def test_where_others_went_two_that_are_heard_do_not_make_the_round_without_two_that_are_away_for_a_moment() -> (
+    None
+):
+    world = next_round()
+    nodes = closed(world, late=())
+    assert world.state.round.plan is not None
+    world = next_round()
+    for node in tuple(world.state.round.participants)[:6]:
+        world.feed(ev.Disconnected(node, 1))
+    for node in nodes[:4]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    closed(world, late=())
+    wait_a_while(world, 3)
+    assert world.state.round.plan is None
+    for node in nodes[4:6]:
+        world.feed(ev.Connected(node, 1))
+        world.feed(ready(world.state, node))
+    wait_a_while(world, 3)
+    assert set(nodes[4:]) <= set(world.state.round.ledger.members)
+
+
+def test_time_in_which_the_round_waited_for_something_else_is_owed_by_nobody() -> None:
+    """For more members, between two moments in which many are away."""
+    world = next_round()
+    late = tuple(world.state.round.participants)[7:]
+    nodes = closed(world, late, lease=1e6)
+    config = world.state.config
+    for k in range(2):
+        for node in nodes[4:7]:
+            world.feed(ev.Disconnected(node, 1))
+        world.state = replace(world.state, config=config)
+        world.now += 0.3
+        world.feed(ev.Tick())
+        assert world.state.round.plan is None and world.state.round.away.keys() == set(nodes[4:7])
+        if k == 0:
+            world.state = replace(world.state, config=replace(config, members=replace(config.members, minimum=9)))
+        for node in nodes[4:7]:
+            world.feed(ev.Connected(node, 1))
+        if k == 0:
+            world.now += 600.0
+    for node in late:
+        world.feed(ready(world.state, node))
+    world.feed(ev.Tick())
+    assert world.state.round.plan is not None
+    assert not any(conduct.owes_time(world.state, node) for node in nodes[4:7])

@@ -5,8 +5,10 @@ from audit_world import CHUNKS, AuditWorld, key_of
 
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import rollback
+from atoll.coordinator.state_machine.state import Phase
 
 RIGHT, WRONG = digest(b"what the reduce came to"), digest(b"a model of its own")
 BEFORE = digest(b"1")  # as `AuditWorld` has it
@@ -138,3 +140,58 @@ def test_two_who_say_the_same_again_are_not_believed_before_others_are_back() ->
     assert world.state.tied and not world.state.digest
     joins(world, NODES[0], world.state.committed - 1, BEFORE)
     assert world.state.digest == BEFORE
+
+
+def test_who_does_not_tell_its_state_stops_no_run_for_longer_than_one_that_is_away() -> None:
+    """Of three that stay two tell the right state: too few, of eight; and the third is heard, and says nothing."""
+    world = out_but(AuditWorld(b"n").run().go_on().run(), *NODES[5:])
+    for node in NODES[5:7]:
+        tells(world, node, RIGHT)
+    for node in NODES[:5]:
+        joins(world, node, world.state.committed - 1, BEFORE)
+    wait(world, 2 * rollback.SETTLE_SECONDS)
+    assert not world.state.digest, "it may be about to say the same"
+    wait(world, world.state.config.checkpoint.patience)
+    assert world.state.digest == BEFORE
+
+
+def test_whose_stream_breaks_now_and_then_does_not_begin_the_patience_anew() -> None:
+    world = out_but(AuditWorld(b"n").run().go_on().run(), *NODES[4:])
+    for node in NODES[4:]:
+        tells(world, node, WRONG if node in NODES[6:] else RIGHT)
+    for _ in range(int(world.state.config.checkpoint.patience / 10) + 3):
+        world.feed(ev.Disconnected(NODES[6], 1))
+        wait(world, 1)
+        world.feed(ev.Connected(NODES[6], 1))
+        wait(world, 9)
+    assert world.state.tied
+
+
+def test_who_holds_the_state_and_made_none_does_not_keep_the_round_from_being_void() -> None:
+    """It may be one that has it of another, or says what its friend says."""
+    world = out_but(AuditWorld(b"n").run().go_on().run(), NODES[-1])
+    k, n9 = world.state.committed, NodeId("n9")
+    tells(world, NODES[-1], WRONG)
+    world.feed(ev.Joined(n9, 1, "n9", "n9:1", "its session", key=key_of(n9).public))
+    world.feed(ev.Connected(n9, 1))
+    world.feed(ev.StateReported(n9, 1, k, WRONG))
+    world.feed(ev.LayoutReported(n9, 1, CHUNKS, digest(b"layout")))
+    for node in NODES[:-1]:
+        joins(world, node, k - 1, BEFORE)
+    wait(world, rollback.SETTLE_SECONDS + 2)
+    assert world.state.digest == BEFORE
+
+
+def test_what_a_finished_run_came_to_is_not_gone_back_on() -> None:
+    world = AuditWorld(b"n").run().go_on()
+    world.state = replace(
+        world.state, config=replace(world.state.config, rounds=replace(world.state.config.rounds, total=2))
+    )
+    out_but(world.run(), *NODES[6:])
+    for node in NODES[6:]:
+        tells(world, node, RIGHT)
+    for node in NODES[:6]:
+        joins(world, node, world.state.committed - 1, BEFORE)
+    assert world.state.round.phase is Phase.FINISHED
+    wait(world, 2 * rollback.SETTLE_SECONDS)
+    assert not world.state.tied and world.state.members.here[NODES[6]].state_round == world.state.committed
