@@ -1,7 +1,7 @@
 """The real machines under seeded faults: `World` makes the faults, `invariants` says what must hold.
 
 ATOLL_SIM_FIRST=K ATOLL_SIM_SEEDS=N runs the seeds K..K+N-1, with `-n logical` on all cores; ATOLL_SIM_TRACE=1
-tells what happens. Unless told, 5 seeds are for `make test`, and 75 more for `make test-long`.
+tells what happens. Unless told, 5 seeds are for `make test`, and 45 more for `make test-long`.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sim.world import violations
 
-FIRST, SEEDS = int(os.environ.get("ATOLL_SIM_FIRST", "0")), int(os.environ.get("ATOLL_SIM_SEEDS", "80"))
+FIRST, SEEDS = int(os.environ.get("ATOLL_SIM_FIRST", "0")), int(os.environ.get("ATOLL_SIM_SEEDS", "50"))
 BLOCK, SHORT = 5, 5  # seeds
 BLOCKS = [range(first, min(first + BLOCK, FIRST + SEEDS)) for first in range(FIRST, FIRST + SEEDS, BLOCK)]
 ASKED = "ATOLL_SIM_SEEDS" in os.environ
