@@ -40,7 +40,8 @@ def verdict(seen: Observations) -> Verdict | None:
 
 
 def of_void(names: str, differed: bool) -> Verdict:
-    """The verdict on a round that is void: its state was lost with `names`, who held it, or they `differed`."""
+    """The verdict on a round that is void: its state was lost with `names`, who held it, or, `differed`,
+    nobody can tell which of theirs is right."""
     if differed:
         sentence = f"nobody can tell which state is right that {names} came to: they differ, or most are gone"
         return Verdict(Kind.DIVERGED_STATE, "", "", "", "", sentence, Confidence.SEEN)
