@@ -139,6 +139,7 @@ class AuditWorld:
     levels: int = 1  # 2: the second half of the members is a region of its own, and each region has relays
     decisions: list[ev.Decision] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    published: list[ev.CommitRecord] = field(default_factory=list)
     audited: set[int] = field(default_factory=set)  # chunks
     committed: dict[int, bytes] = field(default_factory=dict)  # digests of the sealed chunks
 
@@ -174,6 +175,8 @@ class AuditWorld:
                 self.decisions.append(effect)
             elif isinstance(effect, ev.Note):
                 self.notes.append(effect.sentence)
+            elif isinstance(effect, ev.Publish):
+                self.published.append(effect.record)
 
     def run(self) -> "AuditWorld":
         """Play the round to its commit."""

@@ -2,18 +2,24 @@
 
 Of those that made it up to a quarter may lie, or be broken. While most of them are here the majority of these
 tells which state is right (`state_sync`); when half are gone, or more, it takes more than that quarter, and the
-run waits for it (`rollback`): who stays while the others' connections are broken is no majority.
+run waits for it, and makes no round meanwhile (`rollback`): who stays while the others' connections are broken is
+no majority.
 """
+
+from collections import Counter
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine.members import Member, MemberState
-from atoll.coordinator.state_machine.state import State, order
+from atoll.coordinator.state_machine.state import State, most_common, order
 
 
 def makers_here(state: State) -> list[Member]:
     """Those of the members that made state_committed, and did not lose it, heard lately or not."""
-    makers = sorted(state.makers, key=order) if state.pending is not None else []
-    return [m for n in makers if (m := state.members.here.get(n)) is not None and _made(state, m)]
+    return [
+        m
+        for n in sorted(state.makers, key=order)
+        if (m := state.members.here.get(n)) is not None and _made(state, m)
+    ]
 
 
 def _made(state: State, member: Member) -> bool:
@@ -43,6 +49,16 @@ def told_digests(state: State) -> dict[NodeId, bytes]:
 def are_too_few(state: State, votes: int) -> bool:
     """Whether all who have so many votes on the last commit's state may lie, and too few are here to tell: half of
     those that made it, or more, are gone."""
-    if state.pending is None or 4 * votes > len(state.makers):
-        return False
-    return 2 * len(makers_here(state)) <= len(state.makers)
+    return not _may_tell(state, votes) and 2 * len(makers_here(state)) <= len(state.makers)
+
+
+def believed_digest(state: State) -> bytes:
+    """What more of them told than anything else, and so many that not all can lie; empty: nothing."""
+    told = Counter(told_digests(state).values())
+    digest, votes = most_common(told_digests(state))
+    return digest if _may_tell(state, votes) and list(told.values()).count(votes) == 1 else b""
+
+
+def _may_tell(state: State, votes: int) -> bool:
+    """Whether those who have so many votes cannot all lie: they are more than a quarter of the makers."""
+    return 4 * votes > len(state.makers)

@@ -23,6 +23,7 @@ from atoll.coordinator.state_machine import (
     inquiry,
     lateness,
     replay,
+    rollback,
 )
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
@@ -45,7 +46,6 @@ from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.newcomers import with_exchange
 from atoll.coordinator.state_machine.norms import without_false_norms
 from atoll.coordinator.state_machine.reduce_levels import choose_levels, describe_choice
-from atoll.coordinator.state_machine.rollback import remember
 from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
@@ -207,6 +207,8 @@ def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> 
     if answered and ledger.complete and all(n in r.completions or n in plan_.missing_chunks for n in left):
         root = ledger.root
         everywhere = all(n in r.completions and r.completions[n].digest == root for n in left)
+        if everywhere and rollback.is_in_doubt(state):
+            return with_round(state, replace(r, reason=rollback.wait_reason(state)))
         if everywhere and not r.audits:
             if untold := audit.untold(state):
                 return audit.look_into_untold(state, untold, now, out)
@@ -331,7 +333,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
         exchange={n: rounded(r.moments[n].complete - r.planned_at, 8) for n in members_ if n in r.completions},
     )
-    past, pace = remember(state), slowness.RoundPace(**record.seconds)
+    past, pace = rollback.remember(state), slowness.RoundPace(**record.seconds)
     return replace(
         state,
         members=inquiry.with_usual_paces(members, r),

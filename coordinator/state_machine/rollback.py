@@ -42,7 +42,7 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
-from atoll.coordinator.state_machine.makers import are_too_few, makers_here, told_digests
+from atoll.coordinator.state_machine.makers import are_too_few, believed_digest, makers_here, told_digests
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
     CommittedState,
@@ -150,7 +150,7 @@ def _end_doubt(state: State, out: list[Effect]) -> State:
 def is_in_doubt(state: State) -> bool:
     """Whether nobody knows the last commit's digest, for too few of those that made it are here, or told."""
     lost = state.members.losses - state.losses_at_commit  # at least so many; else no look at each is worth it
-    if state.digest or state.tied or state.pending is None or 2 * lost < len(state.makers) or state.state_lost:
+    if state.digest or state.tied or not state.makers or 2 * lost < len(state.makers) or state.state_lost:
         return False
     over = state.round.phase is Phase.FINISHED  # nothing is trained from it
     return not over and are_too_few(state, most_common(told_digests(state))[1])
@@ -315,10 +315,6 @@ def _record(state: State, past: CommittedState, number: int, reason: str, now: f
 
 def remember(state: State) -> tuple[CommittedState, ...]:
     """The earlier commits, with the last one added, as they are when the next round commits."""
-    here = state.members.here
-    told = state.digest or most_common({n: here[n].state_digest for n in state.holders})[0]
-    return (
-        (*state.past, CommittedState(state.committed, told, state.tokens))[-MAX_PAST_COMMITS:]
-        if told
-        else state.past
-    )
+    if not (digest := state.digest or believed_digest(state)):
+        return state.past
+    return (*state.past, CommittedState(state.committed, digest, state.tokens))[-MAX_PAST_COMMITS:]

@@ -56,7 +56,7 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     first = state.committed == 0
     need, key = (limits.start, "start") if first else (limits.minimum, "minimum")
     doubt = beginning.wait_reason(state)
-    if able >= need and not doubt:
+    if able >= need and not doubt and not rollback.is_in_doubt(state):
         ready = trainers(state)
         # What one alone commits would die with it.
         entering = contributors(state, ready, max(need, min(2, len(ready))))
@@ -219,7 +219,7 @@ def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect])
     look at all of them: that is done where `renew_grace` says so, at ticks, and when the last one of them came."""
     r, away = state.round, absent(state)
     trusted = len(r.participants) - len(away)
-    if r.participants and state.state_lost:
+    if r.participants and (state.state_lost or rollback.is_in_doubt(state)):
         return with_round(state, replace(state.round, reason=rollback.wait_reason(state)))
     if trusted < state.config.members.minimum:
         return refill(state, now, out)

@@ -108,7 +108,8 @@ def settle_digests(state: State, out: list[Effect]) -> State:
         if makers.are_too_few(state, votes):
             return state  # else one that stays while the others' streams are broken would name it alone
         if list(Counter(told.values()).values()).count(votes) > 1:
-            return rollback.begin_tie(state, tuple(told), out)
+            over = state.round.phase is Phase.FINISHED  # one that comes back may tell yet; nothing waits for it
+            return state if over else rollback.begin_tie(state, tuple(told), out)
         state = replace(state, digest=digest)
     if (pending := state.pending) is not None:
         if len(told.keys() | pending.digests) != len(pending.digests) or not pending.state_digest:
@@ -188,11 +189,10 @@ def publish(state: State, out: list[Effect]) -> State:
     if record is None:
         return state
     if not state.digest:  # some living contributor has not told: the others speak
-        here = state.members.here
-        told = {n: here[n].state_digest for n in state.holders if n in record.contributors}
+        told = {n: d for n, d in makers.told_digests(state).items() if n in record.contributors}
         record = replace(
             record,
-            state_digest=most_common(told)[0].hex(),
+            state_digest=makers.believed_digest(state).hex(),
             digests={n: d.hex() for n, d in told.items()},
             digests_equal=len(set(told.values())) == 1 if told else None,
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from sim.engine import Call
 from sim.truth import next_state, root
 
+from atoll.coordinator.state_machine import rollback
 from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
@@ -458,7 +459,15 @@ class Faults:
         partners = {n for n in ledger.members if n in ledger.contributions}
         if ledger.attempt and not any(n.me in partners and here[n.me].life == n.control.life for n in rest):
             return False
+        if rollback.is_in_doubt(state) and self._go_with_the_state_before(nodes, rest):
+            return False  # so few have the newest that the run may be about to go back to that
         return state.committed == 0 or any(self._keeps(n) for n in rest)
+
+    def _go_with_the_state_before(self, nodes: list["Node"], rest: list["Node"]) -> bool:
+        """Whether some of these have what the run had a round ago, and nobody else."""
+        k = self.world.durable.committed - 1
+        before = k, self.world.truth.states[k]
+        return any(n.state == before for n in nodes) and not any(n.state == before for n in rest)
 
     def _wrong(self, node: "Node") -> bool:
         return node.flip or (node.me in self.world.truth.flipped and node.state[1] not in self.world.truth.states)

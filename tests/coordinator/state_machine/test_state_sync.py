@@ -1,14 +1,14 @@
 """Who names the digest of a state that was committed."""
 
 import pytest
-from audit_world import CHUNKS, AuditWorld, key_of
+from audit_world import CHUNKS, AuditWorld, key_of, ready
 
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import rollback
-from atoll.coordinator.state_machine.state import Phase
+from atoll.coordinator.state_machine.state import Phase, RoundState
 
 RIGHT, WRONG = digest(b"what the reduce came to"), digest(b"a model of its own")
 BEFORE = digest(b"1")  # as `AuditWorld` has it
@@ -182,12 +182,102 @@ def test_who_holds_the_state_and_made_none_does_not_keep_the_round_from_being_vo
     assert world.state.digest == BEFORE
 
 
-def test_what_a_finished_run_came_to_is_not_gone_back_on() -> None:
+def all_that_is_due(world: AuditWorld, seconds: float) -> None:
+    """Those that are here do all that the run waits for."""
+    for _ in range(int(seconds)):
+        for event in list(world.due()):
+            world.feed(event)
+        wait(world, 1)
+
+
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.INNER, Phase.COLLECTING, Phase.REDUCING])
+def test_while_too_few_are_here_to_tell_which_state_is_right_no_round_is_made_from_it(phase: Phase) -> None:
+    """Two of eight have made one up; wherever the round is when others go, these two do not commit it alone."""
+    world = AuditWorld(b"n").run()
+    if phase in (Phase.COLLECTING, Phase.REDUCING):
+        for node in NODES:
+            world.feed(ev.StepsReached(node, 1, 2))
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    stay = NODES[6:] if phase is not Phase.REDUCING else NODES[:2] + NODES[6:]
+    if phase is Phase.REDUCING:
+        for node in NODES[:2]:
+            tells(world, node, RIGHT)
+        for node in stay:
+            world.feed(ready(world.state, node))
+        wait(world, world.state.config.rounds.collect + 1)
+    assert world.state.round.phase is (phase if phase is not Phase.WAITING else Phase.INNER)
+    out_but(world, *stay)
+    if phase is Phase.WAITING:
+        world.state = replace(world.state, round=RoundState(number=2))
+    wait(world, 1)
+    for node in [n for n in NODES[6:] if n in world.state.round.participants]:
+        world.feed(ev.StepsReached(node, 1, 2))
+        world.feed(ready(world.state, node))
+    all_that_is_due(world, world.state.config.checkpoint.patience - 5)
+    assert world.state.committed == 1 and not world.state.digest
+    assert world.state.round.phase is phase and "too few are here" in world.state.round.reason
+    for node in NODES[2:5]:
+        joins(world, node, 1, RIGHT)
+    named = {p.round: p.digest for p in world.state.past} | {world.state.committed: world.state.digest}
+    assert named[1] == RIGHT and not world.state.members.here.keys() & set(NODES[6:])
+
+
+def test_what_so_few_told_that_all_may_lie_is_not_on_record_when_the_next_round_commits() -> None:
+    """Six of eight are here, train from what they made, and do not say what it is."""
+    world = AuditWorld(b"n").run()
+    rounds = replace(world.state.config.rounds, quorum=0.25)
+    world.state = replace(world.state, config=replace(world.state.config, rounds=rounds))
+    for node in NODES:
+        world.feed(ev.StepsReached(node, 1, 2))
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+        world.feed(ready(world.state, node))
+    all_that_is_due(world, 2 * rounds.collect)
+    assert world.state.committed == 2
+    assert [(r.round, r.state_digest) for r in world.published] == [(1, "")]
+    assert [p.round for p in world.state.past] == [0]
+
+
+def last_round() -> AuditWorld:
+    """A run that ends with the round that is played."""
     world = AuditWorld(b"n").run().go_on()
-    world.state = replace(
-        world.state, config=replace(world.state.config, rounds=replace(world.state.config.rounds, total=2))
-    )
-    out_but(world.run(), *NODES[6:])
+    config = world.state.config
+    rounds, members = replace(config.rounds, total=2), replace(config.members, stall=300.0)
+    world.state = replace(world.state, config=replace(config, rounds=rounds, members=members))
+    return world
+
+
+def test_two_of_eight_name_no_finished_runs_state_after_its_record_was_published_either() -> None:
+    world = out_but(last_round().run(), *NODES[6:])
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    wait(world, world.state.config.members.stall + 2)
+    assert world.published[-1].state_digest == "" and not world.state.digest
+    for node in NODES[:3]:
+        joins(world, node, 2, RIGHT)
+    assert world.state.digest == RIGHT and not world.state.members.here.keys() & set(NODES[6:])
+
+
+def test_two_that_differ_from_two_others_have_nothing_of_a_finished_run_void() -> None:
+    world = out_but(last_round().run(), *NODES[:2], *NODES[6:])
+    for node in (*NODES[:2], *NODES[6:]):
+        tells(world, node, WRONG if node in NODES[6:] else RIGHT)
+    wait(world, world.state.config.members.stall + 2)
+    assert world.state.round.phase is Phase.FINISHED and not world.state.tied and not world.state.digest
+    joins(world, NODES[2], 2, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def test_four_that_differ_from_four_others_have_nothing_of_a_finished_run_void() -> None:
+    world = last_round().run()
+    for node in NODES:
+        tells(world, node, WRONG if node in NODES[4:] else RIGHT)
+    assert world.state.round.phase is Phase.FINISHED and not world.state.tied and not world.state.digest
+
+
+def test_what_a_finished_run_came_to_is_not_gone_back_on() -> None:
+    world = out_but(last_round().run(), *NODES[6:])
     for node in NODES[6:]:
         tells(world, node, RIGHT)
     for node in NODES[:6]:
