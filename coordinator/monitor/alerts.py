@@ -103,7 +103,7 @@ class _Round:
 
     @classmethod
     def of(cls, record: CommitRecord) -> "_Round":
-        odd = (record.names.get(n, n) for n, d in record.digests.items() if d != record.state_digest)
+        odd = (record.names.get(n, n) for n, d in record.digests.items() if d != record.state_digest != "")
         spent = record.spent.values()
         inner, whole = sum(of.get("inner", 0.0) for of in spent), sum(sum(of.values()) for of in spent)
         seconds, equal = sum(record.seconds.values()), record.digests_equal

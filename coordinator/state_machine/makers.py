@@ -1,6 +1,6 @@
 """The makers of the last commit's state that are here, and what they say that it is. Pure.
 
-Of those that made it up to a quarter may lie, or be broken. While most of them are here the majority of these
+Up to a quarter of the members may lie, or be broken. While most of them are here the majority of these
 tells which state is right (`state_sync`); when half are gone, or more, it takes more than that quarter, and the
 run waits for it, and makes no round meanwhile (`rollback`): who stays while the others' connections are broken is
 no majority.
@@ -10,7 +10,7 @@ from collections import Counter
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine.members import Member, MemberState
-from atoll.coordinator.state_machine.state import State, most_common, order
+from atoll.coordinator.state_machine.state import CommittedState, State, most_common, order
 
 
 def makers_here(state: State) -> list[Member]:
@@ -35,9 +35,10 @@ def votes(state: State, member: Member) -> bool:
 
 
 def voters(state: State) -> tuple[NodeId, ...]:
-    """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
-    holds it."""
-    return tuple(m.node for m in makers_here(state) if m.suspected is None) or state.holders
+    """Who names the digest of state_committed: those that made it, live and did not lose it, or, where none of
+    them is here, whoever else holds it."""
+    here = makers_here(state)
+    return tuple(m.node for m in here if m.suspected is None) if here else state.holders
 
 
 def told_digests(state: State) -> dict[NodeId, bytes]:
@@ -47,18 +48,43 @@ def told_digests(state: State) -> dict[NodeId, bytes]:
 
 
 def are_too_few(state: State, votes: int) -> bool:
-    """Whether all who have so many votes on the last commit's state may lie, and too few are here to tell: half of
-    those that made it, or more, are gone."""
-    return not _may_tell(state, votes) and 2 * len(makers_here(state)) <= len(state.makers)
+    """Whether all who have so many votes on the last commit's state may lie, and too few are here to tell."""
+    return not may_tell(state, votes) and are_few(state, len(makers_here(state)))
+
+
+def are_few(state: State, makers: int) -> bool:
+    """Whether so many of the makers are half of those that are to tell, or less."""
+    return 2 * makers <= _electorate(len(state.makers), state.fleet)
 
 
 def believed_digest(state: State) -> bytes:
     """What more of them told than anything else, and so many that not all can lie; empty: nothing."""
     told = Counter(told_digests(state).values())
     digest, votes = most_common(told_digests(state))
-    return digest if _may_tell(state, votes) and list(told.values()).count(votes) == 1 else b""
+    return digest if may_tell(state, votes) and list(told.values()).count(votes) == 1 else b""
 
 
-def _may_tell(state: State, votes: int) -> bool:
-    """Whether those who have so many votes cannot all lie: they are more than a quarter of the makers."""
-    return 4 * votes > len(state.makers)
+def may_tell(state: State, votes: int) -> bool:
+    """Whether those who have so many votes on the last commit's state cannot all lie."""
+    return 4 * votes > _electorate(len(state.makers), state.fleet)
+
+
+def _electorate(makers: int, fleet: int) -> int:
+    """Of how many up to a quarter may lie: of all members, if more made the state than twice as many; else of the
+    makers, for of two in four nobody can tell which two."""
+    return fleet if makers > 2 * (fleet // 4) else makers
+
+
+def told_late(state: State) -> CommittedState | None:
+    """The commit before the last one, where its digest was not known in time, as its makers have told by now what
+    it is."""
+    if (before := state.unnamed) is None:
+        return None
+    here = state.members.here
+    makers = (here[n] for n in sorted(before.makers, key=order) if n in here)
+    told = {m.node: m.state_digest for m in makers if m.state_round == before.round}
+    digest, votes = most_common(told)
+    alone = list(Counter(told.values()).values()).count(votes) == 1
+    if not alone or 4 * votes <= _electorate(len(before.makers), before.fleet):
+        return None
+    return CommittedState(before.round, digest, before.tokens)

@@ -46,10 +46,9 @@ from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.newcomers import with_exchange
 from atoll.coordinator.state_machine.norms import without_false_norms
 from atoll.coordinator.state_machine.reduce_levels import choose_levels, describe_choice
-from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
+from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS, trainers
 from atoll.coordinator.state_machine.state import (
     AttemptState,
-    CommittedState,
     Phase,
     RoundState,
     State,
@@ -115,7 +114,9 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
     half_told = ledger.attempt if now < state.round.patient_until else state.round.half_told
-    state = with_round(state, replace(state.round, ledger=ledger, completions=held, half_told=half_told))
+    state = with_round(
+        state, replace(state.round, ledger=ledger, completions=held, half_told=half_told, held=False)
+    )
     expected = lateness.expected(state, predicted)
     patience = lateness.patience(state, expected)
     plan = AttemptState(fence, now, now, predicted=predicted, expected=expected, patience=patience)
@@ -208,7 +209,7 @@ def commit_or_retry(state: State, now: float, tick: bool, out: list[Effect]) -> 
         root = ledger.root
         everywhere = all(n in r.completions and r.completions[n].digest == root for n in left)
         if everywhere and rollback.is_in_doubt(state):
-            return with_round(state, replace(r, reason=rollback.wait_reason(state)))
+            return with_round(state, replace(r, reason=rollback.wait_reason(state), held=True))
         if everywhere and not r.audits:
             if untold := audit.untold(state):
                 return audit.look_into_untold(state, untold, now, out)
@@ -333,23 +334,24 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
         exchange={n: rounded(r.moments[n].complete - r.planned_at, 8) for n in members_ if n in r.completions},
     )
-    past, pace = rollback.remember(state), slowness.RoundPace(**record.seconds)
+    fleet = len({*r.participants, *r.gone, *members_, *trainers(state)})
+    state, pace = rollback.remember(state), slowness.RoundPace(**record.seconds)
     return replace(
         state,
         members=inquiry.with_usual_paces(members, r),
         last_counted=state.last_counted | _last_counted(state, record),
         earlier=state.earlier | _earlier(state, parts),
         committed=r.number,
-        past=past,
         digest=b"",
         sealed=ledger.root,
         makers=frozenset(members_),
+        fleet=fleet,
         losses_at_commit=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
-        credit=_credit(state, record, past),
+        credit=_credit(state, record),
         leases=data.consume_each(state.leases, used),
         pending=record,
-        paces=slowness.remember(state.paces, pace),
+        paces=state.paces if r.held or r.patient_until else slowness.remember(state.paces, pace),
         inquiry=inquiry.begin(state, record, pace, now),
         round=RoundState(
             number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.closed_at
@@ -363,7 +365,7 @@ def _mean_loss(parts: Collection[book.Inclusion]) -> float:
     return sum(p.contribution.loss * w for p, w in zip(parts, weights, strict=True)) / sum(weights)
 
 
-def _credit(state: State, record: CommitRecord, past: tuple[CommittedState, ...]) -> CreditBook:
+def _credit(state: State, record: CommitRecord) -> CreditBook:
     """The accounts, when this round's tokens are credited to who contributed them."""
     here, departed = state.members.here, state.members.departed
     works = [
@@ -371,7 +373,7 @@ def _credit(state: State, record: CommitRecord, past: tuple[CommittedState, ...]
         for n, tokens in record.contributors.items()
         for member in [here.get(n) or departed.get(n)]
     ]
-    return credit.enter(state.credit, record.round, works, past[0].round if past else record.round)
+    return credit.enter(state.credit, record.round, works, state.past[0].round if state.past else record.round)
 
 
 def _last_counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, bytes]]:

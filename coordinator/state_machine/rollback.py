@@ -42,7 +42,15 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
-from atoll.coordinator.state_machine.makers import are_too_few, believed_digest, makers_here, told_digests
+from atoll.coordinator.state_machine.makers import (
+    are_few,
+    are_too_few,
+    believed_digest,
+    makers_here,
+    may_tell,
+    told_digests,
+    told_late,
+)
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
     CommittedState,
@@ -50,6 +58,7 @@ from atoll.coordinator.state_machine.state import (
     Phase,
     RoundState,
     State,
+    UnnamedState,
     most_common,
     order,
 )
@@ -88,7 +97,8 @@ def wait_reason(state: State) -> str:
 
 def newest_proven(state: State) -> CommittedState | None:
     """The newest of the run's states that a member here proves to hold."""
-    known = {past.digest: past for past in state.past}
+    late = told_late(state)
+    known = {past.digest: past for past in (*state.past, *((late,) if late is not None else ()))}
     giving = (m for m in state.members.here.values() if m.state_round >= 0 and not m.saves_bytes)
     told = (known.get(m.state_digest) for m in giving)
     return max((past for past in told if past is not None), key=lambda past: past.round, default=None)
@@ -150,7 +160,9 @@ def _end_doubt(state: State, out: list[Effect]) -> State:
 def is_in_doubt(state: State) -> bool:
     """Whether nobody knows the last commit's digest, for too few of those that made it are here, or told."""
     lost = state.members.losses - state.losses_at_commit  # at least so many; else no look at each is worth it
-    if state.digest or state.tied or not state.makers or 2 * lost < len(state.makers) or state.state_lost:
+    if state.digest or state.tied or not state.makers or state.state_lost:
+        return False
+    if not are_few(state, len(state.makers) - lost):
         return False
     over = state.round.phase is Phase.FINISHED  # nothing is trained from it
     return not over and are_too_few(state, most_common(told_digests(state))[1])
@@ -203,7 +215,8 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
         pending=None,
         inquiry=None,
         credit=take_back(state.credit, j),
-        past=tuple(p for p in state.past if p.round < j or p is past),
+        past=(*(p for p in state.past if p.round < j), past),
+        unnamed=None,
         lost_state=None,
         tied=False,
         round=_next_round(state, "the next round is about to start", now),
@@ -260,7 +273,7 @@ def record_opinion(state: State, node: NodeId, digest: bytes, out: list[Effect])
     state = replace(state, members=who.put(state.members, member))
     told = _told(state)
     alike = [n for n, d in told.items() if d == digest]
-    if node not in told or len(alike) < 2 or 2 * len(alike) <= len(told) or 4 * len(alike) <= len(state.makers):
+    if node not in told or len(alike) < 2 or 2 * len(alike) <= len(told) or not may_tell(state, len(alike)):
         return state
     out.append(Note(f"{state.names(alike)} made the same state of round {state.committed}: it is the run's", node))
     return _without_tie(state, digest, alike)
@@ -313,8 +326,11 @@ def _record(state: State, past: CommittedState, number: int, reason: str, now: f
     )
 
 
-def remember(state: State) -> tuple[CommittedState, ...]:
-    """The earlier commits, with the last one added, as they are when the next round commits."""
+def remember(state: State) -> State:
+    """The state with the last commit among the earlier ones, as it is when the next round commits. Where its
+    digest is not known, its makers may tell it later: that round is proven then."""
     if not (digest := state.digest or believed_digest(state)):
-        return state.past
-    return (*state.past, CommittedState(state.committed, digest, state.tokens))[-MAX_PAST_COMMITS:]
+        unnamed = UnnamedState(state.committed, state.tokens, state.makers, state.fleet)
+        return replace(state, unnamed=unnamed)
+    past = (*state.past, CommittedState(state.committed, digest, state.tokens))
+    return replace(state, past=past[-MAX_PAST_COMMITS:], unnamed=None)

@@ -219,8 +219,10 @@ def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect])
     look at all of them: that is done where `renew_grace` says so, at ticks, and when the last one of them came."""
     r, away = state.round, absent(state)
     trusted = len(r.participants) - len(away)
-    if r.participants and (state.state_lost or rollback.is_in_doubt(state)):
-        return with_round(state, replace(state.round, reason=rollback.wait_reason(state)))
+    if r.participants and state.state_lost:
+        return with_round(state, replace(r, reason=rollback.wait_reason(state)))
+    if r.participants and rollback.is_in_doubt(state):  # and what pace its members have is not seen so
+        return with_round(state, replace(r, reason=rollback.wait_reason(state), patient_until=now))
     if trusted < state.config.members.minimum:
         return refill(state, now, out)
     done = len(r.reached) - len(r.reached & away)

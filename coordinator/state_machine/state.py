@@ -168,7 +168,10 @@ class RoundState(Struct, frozen=True, gc=False):
     planned_at: float | None = None  # seconds; when the first attempt was
     away: dict[NodeId, float] = {}  # seconds; for which that waited, as they and many more may have been dead
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
-    patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away
+    patient_until: float = (
+        0.0  # seconds; nobody is left out before: the coordinator was away, or the state in doubt
+    )
+    held: bool = False  # everybody has all chunks, and the commit waits until the last one's state is known
     # its latest attempt whose plan some may not have had in time: the coordinator was away, or just back
     half_told: int = 0
     slow: frozenset[NodeId] = frozenset()  # whose links are too slow for its reduce: their work counts later
@@ -222,6 +225,15 @@ class CommittedState(Struct, frozen=True, gc=False):
     round: int
     digest: bytes
     tokens: int  # committed
+
+
+class UnnamedState(Struct, frozen=True, gc=False):
+    """The last commit's state but one, of which too few had told what it is when the next round was committed."""
+
+    round: int
+    tokens: int  # committed
+    makers: frozenset[NodeId]
+    fleet: int  # members
 
 
 class LostState(Struct, frozen=True, gc=False):
@@ -330,6 +342,7 @@ class State(Struct, frozen=True, gc=False):
     makers: frozenset[NodeId] = frozenset()
     # Others of its exchange, for whom the commit did not wait: they may hold the chunks by now, or its state.
     unawaited: frozenset[NodeId] = frozenset()
+    fleet: int = 0  # members that were here then, or took part in the round
     losses_at_commit: int = 0  # `members.losses` when they did
     tokens: int = 0  # committed
     beginning: Beginning = Beginning()
@@ -337,6 +350,7 @@ class State(Struct, frozen=True, gc=False):
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
     past: tuple[CommittedState, ...] = ()  # earlier commits, the latest last
+    unnamed: UnnamedState | None = None  # the latest of them, where it is not among `past`
     # with error feedback, of each node the last committed round that has bytes of it, and a bitmap of the chunks
     # of that round that have none
     last_counted: dict[NodeId, tuple[int, bytes]] = {}
@@ -494,7 +508,9 @@ def order(node: NodeId) -> int:
 def exchanges(state: State, node: NodeId) -> bool:
     """Whether the attempt in force counts on the node."""
     r = state.round
-    return r.phase is Phase.REDUCING and any(e.node == node and not e.gone for e in r.ledger.entries)
+    if r.phase is not Phase.REDUCING or (r.held and node in r.completions):
+        return False
+    return any(e.node == node and not e.gone for e in r.ledger.entries)
 
 
 def most_common(votes: dict[NodeId, bytes]) -> tuple[bytes, int]:

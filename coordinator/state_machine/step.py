@@ -328,7 +328,9 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
             ),
         )
     if rollback.is_in_doubt(state):
-        return with_round(state, replace(state.round, asked_at=now, reason=rollback.wait_reason(state)))
+        return with_round(
+            state, replace(state.round, asked_at=now, patient_until=now, reason=rollback.wait_reason(state))
+        )
     first = state.round.planned_at is None
     if first and rounds.many_are_away(state):
         state, waits = rounds.wait_for_many(state, now)

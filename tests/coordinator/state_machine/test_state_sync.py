@@ -239,6 +239,121 @@ def test_what_so_few_told_that_all_may_lie_is_not_on_record_when_the_next_round_
     assert [p.round for p in world.state.past] == [0]
 
 
+def test_a_round_of_which_too_few_had_told_is_proven_once_more_did_and_gone_back_to() -> None:
+    """Two make the next round alone, and are killed before they told that one: all have the one before."""
+    world = AuditWorld(b"n").run()
+    rounds = replace(world.state.config.rounds, quorum=0.25)
+    world.state = replace(world.state, config=replace(world.state.config, rounds=rounds))
+    for node in NODES:
+        world.feed(ev.StepsReached(node, 1, 2))
+    for node in NODES[6:]:
+        tells(world, node, RIGHT)
+        world.feed(ready(world.state, node))
+    all_that_is_due(world, 2 * rounds.collect)
+    assert world.state.committed == 2 and [p.round for p in world.state.past] == [0]
+    for node in NODES[:6]:
+        world.feed(ev.StateReported(node, 1, 1, RIGHT))
+    out_but(world, *NODES[:6])
+    for node in NODES[6:]:
+        joins(world, node, 1, RIGHT)
+    wait(world, rollback.SETTLE_SECONDS + 2)
+    assert world.state.digest == RIGHT and world.published[-1].void
+
+
+def two_tell_wrong(*makers: NodeId) -> AuditWorld:
+    """The second round is committed by these, and all others stood by."""
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        world.feed(ev.StateReported(node, 1, 1, BEFORE))
+    for node in makers:
+        world.feed(ev.StepsReached(node, 1, 2))
+    for _ in range(40):
+        there = world.state.round.ledger.contributions
+        for node in makers if world.state.round.phase is not Phase.REDUCING else ():
+            if node not in there:
+                world.feed(ready(world.state, node))
+        all_that_is_due(world, 1)
+        if world.state.committed == 2:
+            break
+    assert world.state.makers == set(makers)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    return world
+
+
+@pytest.mark.parametrize("stay", [1, 2], ids=lambda n: f"{n} of them stay")
+def test_a_quarter_of_the_members_does_not_name_a_state_that_seven_of_eight_made(stay: int) -> None:
+    world = two_tell_wrong(*NODES[1:])
+    away = NODES[1 : 6 - stay + 1]
+    if stay == 2:
+        tells(world, NODES[5], RIGHT)
+    for node in away:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    assert not world.state.digest and not world.state.tied
+    for node in away:
+        joins(world, node, 2, RIGHT)
+    assert world.state.digest == RIGHT and not world.state.members.here.keys() & set(NODES[6:])
+
+
+@pytest.mark.parametrize("made", [4, 6])
+def test_who_made_no_part_of_a_state_does_not_name_it_while_its_makers_are_away_for_a_moment(made: int) -> None:
+    world = two_tell_wrong(*NODES[:made])
+    for node in NODES[:made]:
+        world.feed(ev.Disconnected(node, 1))
+    for node in NODES[: made // 2]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+        assert not world.state.digest
+    for node in NODES[made // 2 : made]:
+        back(world, node, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def held_reduce() -> AuditWorld:
+    """Four have exchanged all, and wait for the others of those that made the state before."""
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        world.feed(ev.StepsReached(node, 1, 2))
+    for node in (*NODES[:2], *NODES[6:]):
+        tells(world, node, WRONG if node in NODES[6:] else RIGHT)
+        world.feed(ready(world.state, node))
+    wait(world, world.state.config.rounds.collect + 1)
+    out_but(world, *NODES[:2], *NODES[6:])
+    all_that_is_due(world, 200)
+    assert world.state.round.held and world.state.round.phase is Phase.REDUCING
+    return world
+
+
+def test_who_goes_while_a_commit_is_held_broke_off_nothing() -> None:
+    for how in (ev.Leaving(NODES[0], 1, "good-bye"), ev.Joined(NODES[0], 2, "n1", "n1:1", "another session")):
+        world = held_reduce()
+        if isinstance(how, ev.Joined):
+            how = replace(how, key=key_of(NODES[0]).public)
+        world.feed(how)
+        assert not world.decisions and not world.state.conduct.exchanges_left and not world.state.conduct.strikes
+
+
+def test_the_time_for_which_a_round_is_held_is_nobodys_pace_and_no_rounds() -> None:
+    world = out_but(AuditWorld(b"n").run(), *NODES[:2], *NODES[6:])
+    for node in (*NODES[:2], *NODES[6:]):
+        tells(world, node, WRONG if node in NODES[6:] else RIGHT)
+    paces = {n: world.state.members.here[n].pace for n in NODES[:2]}
+    wait(world, 200)
+    assert world.state.round.phase is Phase.INNER
+    for node in NODES[2:6]:
+        joins(world, node, 1, RIGHT)
+    for node in NODES[:2]:
+        world.feed(ev.StepsReached(node, 1, 2))
+        world.feed(ready(world.state, node))
+    assert world.state.digest == RIGHT
+    assert {n: world.state.members.here[n].pace for n in NODES[:2]} == paces
+    world = held_reduce()
+    known = world.state.paces
+    for node in NODES[2:6]:
+        joins(world, node, 1, RIGHT)
+    all_that_is_due(world, 5)
+    assert world.state.committed == 2 and world.state.paces == known
+
+
 def last_round() -> AuditWorld:
     """A run that ends with the round that is played."""
     world = AuditWorld(b"n").run().go_on()
