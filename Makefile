@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE := # else each run would compile all tests anew: 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long alone page chromium prometheus titan harness p2p wheel mutations chaos bench \
+.PHONY: install demo test test-long e2e alone page chromium prometheus titan harness p2p wheel mutations chaos bench \
     watching blame attacks quality strangers check docs format proto reference clean
 
 install: .venv/installed
@@ -38,8 +38,12 @@ test: .venv/installed-dev
 
 # Everything else that must pass. Emulated networks need root.
 test-long: .venv/installed-dev chromium prometheus
-	$(PYTEST) --timeout 1200 -m "long and not e2e" $(CORES)
+	$(PYTEST) --timeout 1200 -m "long and not e2e and not chaos" $(CORES)
 	$(PYTEST) --timeout 1200 -m "long and e2e and not alone and not chaos"
+
+# All runs of real processes, of which the above has one of each kind: an hour and a half.
+e2e: .venv/installed-dev chromium prometheus
+	$(PYTEST) --timeout 1200 -m "e2e and not alone" tests/e2e tests/node
 
 # What takes the seconds of real processes: on a machine that has nothing else to do.
 alone: .venv/installed-dev
@@ -125,6 +129,7 @@ chaos: .venv/installed-dev
 	ATOLL_FUZZ_SEEDS=2000 ATOLL_EXCHANGE_SEEDS=20000 ATOLL_AUDIT_RUNS=20000 $(PYTEST) $(CORES) -m "long or not long" \
 	    $(addprefix tests/,coordinator/state_machine/test_audit_runs.py coordinator/state_machine/test_rounds.py \
 	    comm/allreduce/test_random_orders.py)
+	$(PYTEST) $(CORES) -m "chaos and not e2e"
 	ATOLL_CHURN_ROUNDS=2000 $(PYTEST) tests/comm/allreduce/test_reduction_memory.py -k leave_nothing_behind
 	$(PYTEST) $(CORES) -m hypothesis --hypothesis-profile search
 

@@ -13,7 +13,7 @@ from e2e.harness import ATOLL, until
 
 from atoll.coordinator.causes.explanation import Kind
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root, pytest.mark.chaos]
 QUICK = [Kind.SLOW_DATA_STORE, Kind.ONE_WAY_PARTITION, Kind.OUT_OF_MEMORY]
 
 

@@ -64,6 +64,11 @@ def sessions() -> list[tuple[str, ...]]:
     return [*((page,) for page in alone), IN_ONE_RUN]
 
 
+def page_of(parts: tuple[str, ...]) -> str:
+    """The page by which a session goes."""
+    return next(part for part in parts if part.endswith(".md"))
+
+
 def commands(parts: Iterable[str]) -> Iterator[Shown]:
     """The commands of a session."""
     for part in parts:
@@ -107,7 +112,13 @@ def surroundings(home: Path) -> dict[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.parametrize("parts", sessions(), ids=lambda parts: next(p for p in parts if p.endswith(".md")))
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(parts, id=page_of(parts), marks=[] if page_of(parts) == "README.md" else pytest.mark.chaos)
+        for parts in sessions()
+    ],
+)
 def test_the_console_blocks_of_a_page_do_what_they_show(parts: tuple[str, ...], home: Path) -> None:
     shown = list(commands(parts))
     script = home / "session.sh"

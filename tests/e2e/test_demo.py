@@ -123,6 +123,7 @@ def test_a_demo_that_is_stopped_leaves_no_process_behind(tmp_path: Path, demos: 
     assert demo.processes() == []
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_daemon_that_dies_unasked_fails_the_demo_with_its_log(tmp_path: Path, demos: list[Demo]) -> None:
     demo = Demo(tmp_path / "out", "--nodes", "2", "--no-chaos", "--rounds", "1000")

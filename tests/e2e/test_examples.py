@@ -56,7 +56,7 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
-@pytest.mark.parametrize("example", ["plain_loop", "hf_trainer"])
+@pytest.mark.parametrize("example", ["plain_loop", pytest.param("hf_trainer", marks=pytest.mark.chaos)])
 def test_an_example_trains_a_run_through_kills_and_joins(example: str, run: Run) -> None:
     script = (sys.executable, str(EXAMPLES / f"{example}.py"))
     url = begin(run, example, "rounds.grace=1")
@@ -85,6 +85,7 @@ def test_an_example_trains_a_run_through_kills_and_joins(example: str, run: Run)
     assert killed < last and all(node.poll() is None for name, node in run.nodes.items())
 
 
+@pytest.mark.chaos
 def test_ranks_of_torchrun_train_beside_a_single_one_and_leave_nothing_behind(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "ranks.py"
     file.write_text(RANKS)
@@ -101,6 +102,7 @@ def test_ranks_of_torchrun_train_beside_a_single_one_and_leave_nothing_behind(ru
     run.whole(last)
 
 
+@pytest.mark.chaos
 def test_two_models_in_one_run_are_refused_and_a_script_that_leaves_is_not_started_for_ever(
     run: Run, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ OTHERS = [point for point in POINTS if point not in IN_A_REDUCE]
 @pytest.mark.long
 @pytest.mark.parametrize(
     "points",
-    [pytest.param(IN_A_REDUCE, id="in a reduce"), pytest.param(OTHERS, id="elsewhere")],
+    [pytest.param(IN_A_REDUCE, id="in a reduce"), pytest.param(OTHERS, id="elsewhere", marks=pytest.mark.chaos)],
 )
 def test_a_coordinator_that_dies_at_any_point_commits_every_round_once(points: Sequence[str], run: Run) -> None:
     deaths = [f"coordinator.{point}" for point in points for _ in range(TIMES)]
@@ -68,6 +68,7 @@ def test_a_coordinator_that_dies_at_any_point_commits_every_round_once(points: S
     assert {len(r["contributors"]) for r in run.rounds()[1:]} == {2}, "a node was left out"
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_coordinator_that_is_told_to_stop_hands_the_round_over(run: Run) -> None:
     run.start()
@@ -128,6 +129,7 @@ def test_a_stopped_node_with_a_wrong_clock_is_left_out_and_comes_back_by_itself(
     run.whole(run.committed() - 1)
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_slow_node_contributes_what_it_has(run: Run) -> None:
     run.start("rounds.inner_steps=30")

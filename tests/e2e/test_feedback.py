@@ -3,7 +3,7 @@
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 
 def test_nodes_with_error_feedback_agree_and_a_killed_one_has_its_residual_again(run: Run) -> None:

@@ -47,7 +47,7 @@ MOST_BEFORE = 120.0  # seconds that are looked at without the flood, at most
 # Times what they are without the flood, in the middle; on a quiet machine it is 1.1 at most.
 MOST = 1.5
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 
 @dataclass

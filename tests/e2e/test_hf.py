@@ -48,6 +48,7 @@ async def alone(folder: Path, overrides: tuple[str, ...]) -> tuple[float, float]
         return before.loss, after.loss
 
 
+@pytest.mark.chaos
 def test_two_nodes_train_adapters_as_one_process_does_through_the_death_of_a_trainer(
     run: Run, tmp_path: Path
 ) -> None:
@@ -77,7 +78,9 @@ def test_two_nodes_train_adapters_as_one_process_does_through_the_death_of_a_tra
     assert records[-1]["val_loss"] == pytest.approx(after, rel=0.01)
 
 
-@pytest.mark.parametrize("adapters", [True, False], ids=["adapters", "whole"])
+@pytest.mark.parametrize(
+    "adapters", [pytest.param(True, id="adapters", marks=pytest.mark.chaos), pytest.param(False, id="whole")]
+)
 def test_a_run_begins_with_what_peft_or_transformers_wrote(adapters: bool, run: Run, tmp_path: Path) -> None:
     import peft
 

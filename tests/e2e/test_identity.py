@@ -76,7 +76,7 @@ async def follow(eve: Eve, donors: "asyncio.Queue[pb.Donor]") -> None:
             donors.put_nowait(donor)
 
 
-@pytest.mark.parametrize("tls", ["on", "off"])
+@pytest.mark.parametrize("tls", ["on", pytest.param("off", marks=pytest.mark.chaos)])
 def test_a_member_is_let_in_as_itself_alone_and_only_while_it_is_one(run: Run, tls: str) -> None:
     run.start(f"security.tls={tls}")
     url = run.invite(3)

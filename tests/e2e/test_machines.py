@@ -7,7 +7,7 @@ import pytest
 from e2e.harness import ATOLL, PACED, Run, until
 from lan import HERE, two_machines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root, pytest.mark.chaos]
 
 
 def test_a_node_of_two_machines_trains_in_a_run_and_survives_the_loss_of_one(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ PAUSES = int(os.environ.get("ATOLL_PAUSES", "30"))
 SEED = int(os.environ.get("ATOLL_CHAOS_SEED", "0"))
 
 
+@pytest.mark.chaos
 def test_pauses_and_resumes_at_any_moment_lose_no_step_and_no_node_gets_another_state(run: Run) -> None:
     rng, names = random.Random(SEED), ("one", "two")
     run.start("members.minimum=1")
@@ -143,6 +144,7 @@ def test_a_node_that_is_told_to_end_has_what_it_trained_committed_first(run: Run
     run.whole(len(records))
 
 
+@pytest.mark.chaos
 def test_limits_are_told_to_a_running_node_and_kept_for_its_next_life(run: Run) -> None:
     run.start("members.start=1")
     url = run.invite(1)
@@ -165,6 +167,7 @@ def test_limits_are_told_to_a_running_node_and_kept_for_its_next_life(run: Run) 
     assert (limits["upload"], limits["daily"]) == (30.0, 1e-6)
 
 
+@pytest.mark.chaos
 def test_a_node_whose_bytes_of_the_day_are_spent_pauses_and_exchanges_nothing_more(run: Run) -> None:
     run.start()
     url = run.invite(2)
@@ -193,6 +196,7 @@ def test_a_node_whose_bytes_of_the_day_are_spent_pauses_and_exchanges_nothing_mo
     run.whole(run.committed() - 1)
 
 
+@pytest.mark.chaos
 def test_a_node_whose_bytes_are_gone_in_the_middle_of_an_exchange_says_so_and_is_left_out(run: Run) -> None:
     """The limit is lowered while its vector travels: the others go on at once, not after a reduce's timeout."""
     run.start("members.minimum=1", "reduce.chunk=1024")
@@ -230,6 +234,7 @@ def test_of_two_the_one_with_bytes_goes_on_and_a_newcomer_gets_the_state_from_it
     run.whole(run.committed() - 1)
 
 
+@pytest.mark.chaos
 def test_a_reducer_obeys_its_owner_and_refuses_what_it_cannot(run: Run) -> None:
     run.start("rounds.inner_steps=4")
     url = run.invite(4)
@@ -284,6 +289,7 @@ def test_a_node_that_computes_for_a_twentieth_of_the_time_is_never_taken_for_hun
     assert run.offences("two") == []
 
 
+@pytest.mark.chaos
 def test_a_limit_on_memory_is_refused_where_the_model_does_not_fit_and_else_kept_to(run: Run) -> None:
     """A trainer that takes too much hands over what it has and starts again with half of it at once."""
     large = ("model.seq_len=1024", "inner.batch_size=32", "rounds.inner_steps=2", "model.dim=64")

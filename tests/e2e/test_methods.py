@@ -26,6 +26,7 @@ def killed_joined_and_back(run: Run, url: str) -> int:
     return back
 
 
+@pytest.mark.chaos
 def test_deltas_are_merged_radially_by_a_quorum_of_one_through_a_kill_and_a_join(run: Run) -> None:
     run.start(*DECOUPLED, "members.start=3")
     url = run.invite(4)
@@ -38,6 +39,7 @@ def test_deltas_are_merged_radially_by_a_quorum_of_one_through_a_kill_and_a_join
     assert any("had less" in r["reason"] or "goes on without" in run.log("c") for r in run.rounds())
 
 
+@pytest.mark.chaos
 def test_sparse_deltas_are_gathered_through_a_kill_and_a_join(run: Run) -> None:
     run.start("--method", "sparse", "members.start=3")
     url = run.invite(4)

@@ -57,7 +57,10 @@ def cable() -> Iterator[Cable]:
     cable.close()
 
 
-@pytest.mark.parametrize(("there", "back"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("there", "back"),
+    [*(pytest.param(*one, marks=pytest.mark.chaos) for one in ((True, False), (False, True))), (True, True)],
+)
 def test_a_silent_partition_costs_a_lease_and_heals(tmp_path: Path, cable: Cable, there: bool, back: bool) -> None:
     run = Run(tmp_path, HERE)
     try:

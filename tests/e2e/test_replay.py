@@ -3,7 +3,7 @@
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 # A node that trains, and sends noise of the same length instead.
 LIAR = """

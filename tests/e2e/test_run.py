@@ -57,6 +57,7 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
     assert "it starts again in" in run.log("two")
 
 
+@pytest.mark.chaos
 def test_a_trainer_killed_late_in_a_round_goes_on_from_its_last_copy(run: Run) -> None:
     """Of the two rounds the first has one step, the second takes 6 s at least."""
     steps = 300
@@ -96,6 +97,7 @@ def test_nodes_of_one_machine_that_are_killed_together_have_their_state_in_its_m
     run.whole(at + 1)
 
 
+@pytest.mark.chaos
 def test_trainers_that_run_out_of_memory_train_on_in_halves(run: Run) -> None:
     run.start()
     url = run.invite(2)
@@ -112,6 +114,7 @@ def test_trainers_that_run_out_of_memory_train_on_in_halves(run: Run) -> None:
     assert "the trainer died" in run.log("two")
 
 
+@pytest.mark.chaos
 def test_a_hung_trainer_is_ended_and_its_node_goes_on(run: Run) -> None:
     run.start("rounds.total=3", "rounds.inner_steps=100", "members.stall=15")
     url = run.invite(2)
@@ -144,6 +147,7 @@ def test_a_killed_daemon_comes_back_as_the_same_node_without_a_new_token(run: Ru
     assert all(r["digests_equal"] for r in run.get("/api/rounds"))
 
 
+@pytest.mark.chaos
 def test_the_first_rounds_of_a_run_can_have_one_step_each(run: Run) -> None:
     start = "rounds.data_parallel=5", "rounds.total=7", "outer.momentum=0.5", "members.start=2"
     run.start(*start, "overlap.delay=3")

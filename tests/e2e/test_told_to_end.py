@@ -82,6 +82,7 @@ def test_while_its_trainer_starts(run: Run) -> None:
     said_good_bye(run, "one")
 
 
+@pytest.mark.chaos
 def test_while_it_compiles(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.start("members.start=1")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(run.folder / "kernels"))
@@ -119,6 +120,7 @@ def test_while_it_exchanges(run: Run) -> None:
     said_good_bye(run, "two")
 
 
+@pytest.mark.chaos
 def test_while_it_recovers(run: Run) -> None:
     run.start("members.start=1", "rounds.inner_steps=500")
     url = run.invite(2)
@@ -130,6 +132,7 @@ def test_while_it_recovers(run: Run) -> None:
     said_good_bye(run, "two")
 
 
+@pytest.mark.chaos
 def test_while_it_evaluates(run: Run) -> None:
     run.start("members.start=1", "data.val_batches=20000")
     run.join(run.invite(1), "one")
@@ -139,6 +142,7 @@ def test_while_it_evaluates(run: Run) -> None:
     said_good_bye(run, "one")
 
 
+@pytest.mark.chaos
 def test_while_it_is_paused(run: Run) -> None:
     run.start("members.start=1")
     run.join(run.invite(1), "one")
@@ -150,6 +154,7 @@ def test_while_it_is_paused(run: Run) -> None:
     said_good_bye(run, "one")
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["gone", "stopped"])
 def test_while_the_coordinator_is_away(how: signal.Signals, run: Run) -> None:
     run.start("members.start=1", "rounds.inner_steps=1000")

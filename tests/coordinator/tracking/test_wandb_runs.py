@@ -146,6 +146,7 @@ def test_a_server_that_does_not_answer_gets_all_when_it_does(tmp_path: Path, ser
     assert server.run.rounds == list(range(1, 8))
 
 
+@pytest.mark.chaos
 def test_a_server_that_is_away_when_the_coordinator_starts_gets_all_later(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +181,7 @@ def test_a_coordinator_ends_though_the_server_does_not_answer_and_the_next_one_s
     assert server.run.rounds == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("torn", [0, 50])
+@pytest.mark.parametrize("torn", [50, pytest.param(0, marks=pytest.mark.chaos)])
 def test_what_was_written_offline_is_one_run_after_a_sync(torn: int, tmp_path: Path, server: WandbServer) -> None:
     run = run_of(tmp_path, WandbMode.OFFLINE)
     folder = run.state_dir / "wandb"
@@ -206,6 +207,7 @@ def test_what_was_written_offline_is_one_run_after_a_sync(torn: int, tmp_path: P
     assert server.run.summary["best/loss_val"] == 4 + 1 / 10
 
 
+@pytest.mark.chaos
 def test_a_run_that_goes_online_needs_no_sync_of_what_was_before(tmp_path: Path, server: WandbServer) -> None:
     run = run_of(tmp_path, WandbMode.OFFLINE)
     run.serve(3, lambda: sum(map(len, wandb_log.rows(run.state_dir / "wandb"))) == 3)

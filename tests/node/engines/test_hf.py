@@ -62,6 +62,7 @@ def test_one_rank_and_two_train_the_same_adapters_and_nothing_else(tmp_path: Pat
     assert hello.numel < 0.01 * sum(p.numel() for p in model.parameters()), "of the bytes of the whole model"
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_one_rank_and_two_train_the_same_whole_model(tmp_path: Path) -> None:
     model = tiny_qwen(tmp_path / "base", hidden_size=64, intermediate_size=128)
@@ -69,6 +70,7 @@ def test_one_rank_and_two_train_the_same_whole_model(tmp_path: Path) -> None:
     assert dict(hello.layout) == {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_bf16_with_checkpointed_activations_trains_the_adapters_as_well(tmp_path: Path) -> None:
     """One rank in bf16 is sharded, too; its loss is that of fp32 to three digits."""
@@ -85,6 +87,7 @@ def test_bf16_with_checkpointed_activations_trains_the_adapters_as_well(tmp_path
     asyncio.run(story())
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_node_that_fetches_its_frozen_weights_says_so_before_it_takes_orders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +113,7 @@ def test_a_node_that_fetches_its_frozen_weights_says_so_before_it_takes_orders(
         asyncio.run(story())
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_node_whose_frozen_weights_are_others_ends_with_a_sentence(tmp_path: Path) -> None:
     tiny_qwen(tmp_path / "base", hidden_size=64, intermediate_size=128)

@@ -124,6 +124,7 @@ for number in map(int, sys.argv[2:]):
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_search_that_is_stopped_by_its_operator_says_nothing_about_memory(tmp_path: Path) -> None:
     def searched(*signals: int) -> list[list[int]]:
@@ -278,6 +279,7 @@ def test_a_node_of_one_rank_that_runs_out_of_memory_trains_on(
     asyncio.run(story())
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_node_of_two_ranks_that_runs_out_of_memory_starts_again_with_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +307,7 @@ def test_a_node_of_two_ranks_that_runs_out_of_memory_starts_again_with_half(
     asyncio.run(story())
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_what_does_not_fit_in_any_way_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_FAULTS", ",".join(f"trainer.micro_batch.{size}=memory" for size in (1, 2, 4)))

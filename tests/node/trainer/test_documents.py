@@ -105,6 +105,7 @@ def test_checkpointing_computes_packed_samples_alike(level: Checkpointing) -> No
     assert apart(gradient(model, *packed()), right) < 1e-6
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_compiled_blocks_compute_packed_samples_alike() -> None:
     tokens, positions = packed()
@@ -151,6 +152,7 @@ def block_masks_alike(folder: Path) -> None:
             assert (found - right).abs().max() < bound < right.std()
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_sharded_model_takes_the_masks_of_a_gpu(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, block_masks_alike)

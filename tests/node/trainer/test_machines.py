@@ -56,6 +56,7 @@ async def trained(folder: Path, ranks: int) -> NDArray[np.float32]:
         return np.array(node.local)
 
 
+@pytest.mark.chaos
 @pytest.mark.root
 @pytest.mark.long
 def test_two_machines_of_two_ranks_write_what_one_rank_does(
@@ -91,7 +92,7 @@ def test_two_machines_of_two_ranks_write_what_one_rank_does(
 
 @pytest.mark.root
 @pytest.mark.long
-@pytest.mark.parametrize("fewest", [1, 2])
+@pytest.mark.parametrize("fewest", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_a_machine_that_dies_ends_the_trainer_which_starts_again_with_those_left_or_waits(
     fewest: int, machines: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
