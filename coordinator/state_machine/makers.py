@@ -53,8 +53,8 @@ def are_too_few(state: State, votes: int) -> bool:
 
 
 def are_few(state: State, makers: int) -> bool:
-    """Whether so many of the makers are half of those that are to tell, or less."""
-    return 2 * makers <= _electorate(len(state.makers), state.fleet)
+    """Whether so many of the makers, of which others are gone, are half of those that are to tell, or less."""
+    return makers < len(state.makers) and 2 * makers <= _electorate(len(state.makers), state.fleet)
 
 
 def believed_digest(state: State) -> bytes:

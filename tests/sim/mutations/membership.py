@@ -70,8 +70,8 @@ MUTATIONS = [
     Mutation(
         "half of the makers are most of them",
         C + "state_machine/makers.py",
-        "return 2 * makers <= _electorate(",
-        "return 2 * makers < _electorate(",
+        "and 2 * makers <= _electorate(",
+        "and 2 * makers < _electorate(",
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
     Mutation(
@@ -178,6 +178,13 @@ MUTATIONS = [
         "state.paces if r.held or r.patient_until else",
         "state.paces if False else",
         "tests/coordinator/state_machine/test_state_sync.py",
+    ),
+    Mutation(
+        "one that makes a state alone is too few to tell what it is",
+        C + "state_machine/makers.py",
+        "return makers < len(state.makers) and 2",
+        "return 2",
+        "tests/coordinator/state_machine/test_transcripts.py",
     ),
     Mutation(
         "while the state is in doubt a round begins from it",
