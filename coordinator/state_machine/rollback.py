@@ -35,6 +35,8 @@ A node contributes only once its disk has the last round. So where disks work, o
 all died between its commit and the end of its write to any disk.
 """
 
+from math import inf
+
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.coordinator.causes.verdict import of_void
@@ -131,13 +133,14 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     since = _waiting(state, now, doubt)
     if since != state.lost_state:
         return replace(state, lost_state=since)
+    began, last = (since.doubted_at, since.doubted_at) if doubt else (since.at, since.lost_at)
     if state.tied and past is None:
-        return _end_tie(state, out) if now >= since.at + state.config.checkpoint.patience else state
+        return _end_tie(state, out) if now >= began + state.config.checkpoint.patience else state
     lost = state.committed - past.round if past is not None else 1  # rounds
     patience = lost * state.config.checkpoint.patience
     settled = now >= since.returned_at + SETTLE_SECONDS
     all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE_SECONDS
-    late, too_late = now >= since.at + patience, now >= since.at + 2 * patience
+    late, too_late = now >= last + patience, now >= began + 2 * patience
     if not (too_late or (settled and (late or all_back))):
         return state
     return _end_doubt(state, out) if past is None else _void(state, past, now, out)
@@ -172,9 +175,13 @@ def _waiting(state: State, now: float, doubt: bool) -> LostState:
     """Since when the run waits, and who came meanwhile. In doubt all have to tell what they made."""
     since = state.lost_state
     if since is None or now > since.seen_at + MAX_TICK_GAP_SECONDS:
-        since = LostState(now, now)
+        since = LostState(now)
     elif now > since.seen_at + MAX_TICK_GAP_SECONDS / 4:
         since = replace(since, seen_at=now)
+    if doubt:
+        since = replace(since, doubted_at=min(since.doubted_at, now), lost_at=inf)
+    else:
+        since = replace(since, at=min(since.at, now), lost_at=min(since.lost_at, now))
     returned = _returned(state)
     if not returned <= since.returned:
         since = replace(since, returned_at=now)

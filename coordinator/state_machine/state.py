@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
+from math import inf
 from statistics import median_low
 
 from msgspec import Struct
@@ -239,8 +240,10 @@ class UnnamedState(Struct, frozen=True, gc=False):
 class LostState(Struct, frozen=True, gc=False):
     """The time since which nobody holds the state of the last commit, and who came back in it."""
 
-    at: float  # seconds; since when an older one is proven
     seen_at: float  # seconds; when the coordinator last looked, about
+    at: float = inf  # seconds; since when nobody has it and an older one is proven, or it is tied
+    lost_at: float = inf  # seconds; the same, or later: who had it was here again, too few to be believed
+    doubted_at: float = inf  # seconds; since when they were
     # lives that are trusted and may bring it, and whether they are connected
     returned: frozenset[tuple[NodeId, int, bool]] = frozenset()
     returned_at: float = 0.0  # seconds; when the last of these came, was connected, or was heard again

@@ -167,6 +167,22 @@ def test_whose_stream_breaks_now_and_then_does_not_begin_the_patience_anew() -> 
     assert world.state.tied
 
 
+def test_who_has_the_state_and_goes_while_it_is_in_doubt_is_waited_for_from_then_on() -> None:
+    world = out_but(AuditWorld(b"n").run().go_on().run(), *NODES[6:])
+    k, patience = world.state.committed, world.state.config.checkpoint.patience
+    for node in NODES[6:]:
+        tells(world, node, RIGHT)
+    joins(world, NODES[0], k - 1, BEFORE)
+    wait(world, patience - 10)
+    for node in NODES[6:]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    wait(world, patience - 10)
+    assert not world.state.digest
+    for node in (*NODES[1:3], *NODES[6:]):
+        joins(world, node, k, RIGHT)
+    assert world.state.digest == RIGHT
+
+
 def test_who_holds_the_state_and_made_none_does_not_keep_the_round_from_being_void() -> None:
     """It may be one that has it of another, or says what its friend says."""
     world = out_but(AuditWorld(b"n").run().go_on().run(), NODES[-1])

@@ -40,7 +40,7 @@ def only_what_nobody_can_bring_is_void(
         )
     for host in () if tied else world.hosts.values():
         back = host.gone or host.sick or host.disk is None or host.disk.state() != (last, truth.states[last])
-        hold(back, f"round {last} is void, though the disk of {host.name} has its state")
+        hold(spent or back, f"round {last} is void, though the disk of {host.name} has its state")
     certain = not after.config.checkpoint.copies and all(h.disk is not None for h in world.hosts.values())
     hold(last == first or not certain, f"rounds {first} to {last} are void, though disks had the first of them")
     hold(after.digest == truth.states[first - 1], f"the run does not go on from state {first - 1}")

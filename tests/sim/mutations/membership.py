@@ -187,6 +187,13 @@ MUTATIONS = [
         "tests/coordinator/state_machine/test_transcripts.py",
     ),
     Mutation(
+        "the time in which the state is in doubt is one in which who has it was away",
+        C + "state_machine/rollback.py",
+        "(since.doubted_at, since.doubted_at) if doubt else (since.at, since.lost_at)",
+        "(since.doubted_at, min(since.doubted_at, since.lost_at)) if True else (since.at, since.lost_at)",
+        "tests/coordinator/state_machine/test_state_sync.py",
+    ),
+    Mutation(
         "while the state is in doubt a round begins from it",
         C + "state_machine/rounds.py",
         "if able >= need and not doubt and not rollback.is_in_doubt(state):",
