@@ -103,7 +103,7 @@ class _Round:
 
     @classmethod
     def of(cls, record: CommitRecord) -> "_Round":
-        odd = (record.names.get(n, n) for n, d in record.digests.items() if d != record.state_digest != "")
+        odd = (record.names.get(n, n) for n, d in record.digests.items() if "" != record.state_digest != d)
         spent = record.spent.values()
         inner, whole = sum(of.get("inner", 0.0) for of in spent), sum(sum(of.values()) for of in spent)
         seconds, equal = sum(record.seconds.values()), record.digests_equal
@@ -206,7 +206,8 @@ class AlertRules:
             return ""
         odd = told.odd
         who = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
-        return f"the states that members made of round {told.round} differ; another than the run's: {who}"
+        named = f"another than the run's: {who}" if odd else "nobody can tell which is right"
+        return f"the states that members made of round {told.round} differ; {named}"
 
     def _loss_divergence(self) -> str:
         losses = [r.train_loss for r in self._rounds if not r.void]

@@ -98,6 +98,14 @@ def test_states_that_differ_are_an_alert_until_those_of_a_later_round_are_equal(
     assert said(rules.look(run(4), 3.0)) == [(AlertKind.STATE_DIVERGENCE, False)]
 
 
+def test_where_nobody_can_tell_which_state_is_right_nobody_is_said_to_have_another() -> None:
+    rules = after(record(1))
+    rules.record(record(2, digests_equal=False, state_digest="", digests={A: "aa", B: "bb"}))
+    (alert,) = rules.look(run(2), 1.0)
+    assert alert.kind is AlertKind.STATE_DIVERGENCE
+    assert alert.sentence == "the states that members made of round 2 differ; nobody can tell which is right"
+
+
 @pytest.mark.parametrize("loss", [3.31, float("nan"), float("inf")])
 def test_a_loss_that_rises_by_a_tenth_for_two_rounds_or_is_no_number_is_an_alert(loss: float) -> None:
     rules = after(*map(record, range(1, 9)))
