@@ -105,6 +105,7 @@ def test_an_owner_that_seals_what_is_longer_than_any_delta_is_banned_in_that_rou
         assert w.truth.vast and not w.unwell()
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_an_owner_without_receipts_owns_nothing_in_the_end() -> None:
     with world("8") as w:

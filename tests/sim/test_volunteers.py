@@ -149,6 +149,7 @@ class SlowUplink:
         return self._free_at - world.engine.now + usual
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_laptop_that_falls_asleep_in_every_other_reduce_is_not_kept_out() -> None:
     asleep = set[int]()

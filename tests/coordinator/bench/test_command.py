@@ -20,6 +20,7 @@ def test_the_percentile_is_a_value_that_was_measured() -> None:
     assert percentile([7.0], 99) == 7.0
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_few_members_commit_rounds_and_are_measured() -> None:
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "coordinator"]

@@ -105,6 +105,7 @@ def test_whatever_two_of_eight_do_the_round_ends_and_nobody_honest_is_charged(bl
         check(seed)
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_whatever_two_of_eight_do_in_many_rounds() -> None:
     first, count = int(os.environ.get("ATOLL_LIES_FIRST", "1000")), int(os.environ.get("ATOLL_LIES_SEEDS", "300"))

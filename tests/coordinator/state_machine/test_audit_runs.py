@@ -83,6 +83,7 @@ def test_nobody_honest_is_convicted() -> None:
     assert honest_convicted(int(os.environ.get("ATOLL_AUDIT_RUNS", "1000"))) == 0
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_nobody_honest_is_convicted_in_long_runs() -> None:
     for run in range(100, 200):

@@ -96,7 +96,7 @@ SINKS = [
     pytest.param(SinkKind.JSONL, json_lines, id="jsonl"),
     pytest.param(SinkKind.TENSORBOARD, tensorboard_rows, id="tensorboard"),
     pytest.param(SinkKind.WANDB, offline_rows, id="wandb offline"),
-    pytest.param(SinkKind.WANDB, None, id="wandb online"),
+    pytest.param(SinkKind.WANDB, None, id="wandb online", marks=pytest.mark.chaos),
 ]
 
 

@@ -164,6 +164,7 @@ def test_a_server_that_is_away_when_the_coordinator_starts_gets_all_later(
     assert server.run.rounds == [1, 2, 3, 4]
 
 
+@pytest.mark.chaos
 def test_a_coordinator_ends_though_the_server_does_not_answer_and_the_next_one_sends_the_rest(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +182,8 @@ def test_a_coordinator_ends_though_the_server_does_not_answer_and_the_next_one_s
     assert server.run.rounds == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("torn", [50, pytest.param(0, marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("torn", [0, 50])
 def test_what_was_written_offline_is_one_run_after_a_sync(torn: int, tmp_path: Path, server: WandbServer) -> None:
     run = run_of(tmp_path, WandbMode.OFFLINE)
     folder = run.state_dir / "wandb"

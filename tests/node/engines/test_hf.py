@@ -53,6 +53,7 @@ def compare(folder: Path, run: RunConfig, **node: Any) -> tuple[channel.Hello, N
     return asyncio.run(both())
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_one_rank_and_two_train_the_same_adapters_and_nothing_else(tmp_path: Path) -> None:
     model = tiny_qwen(tmp_path / "base")

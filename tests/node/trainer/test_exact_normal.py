@@ -39,7 +39,7 @@ def test_the_bits_are_known() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("instructions", ["default", "avx2"])
+@pytest.mark.parametrize("instructions", [pytest.param("default", marks=pytest.mark.chaos), "avx2"])
 def test_a_models_first_state_is_the_same_whatever_instructions_torch_has(instructions: str) -> None:
     def made(capability: str) -> str:
         command = [sys.executable, "-P", "-c", STATE_0]
