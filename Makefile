@@ -43,7 +43,7 @@ test-long: .venv/installed-dev chromium prometheus
 
 # All runs of real processes, of which the above has one of each kind: an hour and a half.
 e2e: .venv/installed-dev chromium prometheus
-	$(PYTEST) --timeout 1200 -m "e2e and not alone" tests/e2e tests/node
+	$(PYTEST) --timeout 1200 -m "e2e and not alone" tests/e2e tests/node tests/tools/bench
 
 # What takes the seconds of real processes: on a machine that has nothing else to do.
 alone: .venv/installed-dev

@@ -108,6 +108,7 @@ def test_half_of_the_members_vanish_at_once_and_come_back(run: Run) -> None:
     run.whole(run.committed() - 1)
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_stopped_node_with_a_wrong_clock_is_left_out_and_comes_back_by_itself(run: Run) -> None:
     run.start("members.lease=3", "rounds.inner_steps=20")

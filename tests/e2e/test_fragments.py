@@ -4,7 +4,7 @@ import pytest
 from e2e.harness import Run, until
 from e2e.test_methods import killed_joined_and_back
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 OVERLAPPED = pytest.param(("overlapped", "fragments.count=4"), marks=pytest.mark.chaos)
 
@@ -24,7 +24,6 @@ def test_fragments_take_turns_through_a_kill_and_a_join(method: tuple[str, ...],
     assert losses[max(losses)] < losses[min(losses)] - 0.05, losses
 
 
-@pytest.mark.chaos
 def test_fragments_of_a_step_or_two_go_on_with_one_node_through_a_kill_and_a_join(run: Run) -> None:
     run.start("--method", "decoupled", "rounds.inner_steps=24", "members.start=3", "inner.lr=1e-3")
     url = run.invite(4)

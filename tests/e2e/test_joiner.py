@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 
 def committed_by(run: Run, members: int) -> bool:

@@ -3,10 +3,9 @@
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 
-@pytest.mark.chaos
 def test_leaves_take_part_fully_with_one_member_that_can_be_dialled(run: Run) -> None:
     run.start("members.start=3")
     url = run.invite(3)
@@ -17,7 +16,6 @@ def test_leaves_take_part_fully_with_one_member_that_can_be_dialled(run: Run) ->
     assert run.rounds()[2]["shares"] == {run.member("a")["node_id"]: 1.0}
 
 
-@pytest.mark.chaos
 def test_leaves_alone_wait_with_the_remedy_and_go_on_with_a_reducer(run: Run) -> None:
     run.start("members.start=2")
     url = run.invite(3)

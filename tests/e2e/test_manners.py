@@ -130,6 +130,7 @@ def steps_of(file: Path) -> list[int]:
     return [int(sample) for line in file.read_text().splitlines() for sample in line.split()[1:]]
 
 
+@pytest.mark.chaos
 def test_a_node_that_is_told_to_end_has_what_it_trained_committed_first(run: Run) -> None:
     run.start("rounds.inner_steps=30")
     url = run.invite(2)
@@ -218,6 +219,7 @@ def test_a_node_whose_bytes_are_gone_in_the_middle_of_an_exchange_says_so_and_is
     run.whole(run.committed() - 1)
 
 
+@pytest.mark.chaos
 def test_of_two_the_one_with_bytes_goes_on_and_a_newcomer_gets_the_state_from_it(run: Run) -> None:
     run.start("members.minimum=1")
     url = run.invite(3)

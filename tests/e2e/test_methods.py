@@ -53,6 +53,7 @@ def test_sparse_deltas_are_gathered_through_a_kill_and_a_join(run: Run) -> None:
 OTHERS = [pytest.param(method, marks=pytest.mark.chaos) for method in ("intellect-1", "local-sgd")]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("method", ["diloco", *OTHERS])
 def test_a_method_without_overlap_goes_on_through_a_kill_and_a_join(method: str, run: Run) -> None:
     """The others have tests of what is their own."""

@@ -8,7 +8,7 @@ import pytest
 from e2e.harness import ATOLL, Run, until
 from plugin_packages import install_sample
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 PLUGINS = (
     *("model.plugin=bigram", "data.kind=plugin", "data.plugin=counting", "outer.plugin=heavy-ball"),

@@ -90,6 +90,7 @@ def test_all_power_fails_and_the_run_goes_on(run: Run) -> None:
     assert recorded == done.state_digest
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_a_commit_that_no_disk_has_is_void_and_the_run_goes_on(run: Run) -> None:
     run.start(faults="coordinator.commit.written@3=crash")  # before any node hears of it
@@ -106,6 +107,7 @@ def test_a_commit_that_no_disk_has_is_void_and_the_run_goes_on(run: Run) -> None
     assert "are void: goes on from the state of 2" in run.log("one")
 
 
+@pytest.mark.chaos
 @pytest.mark.long
 def test_all_power_fails_again_and_again(run: Run) -> None:
     storm(run, ("one", "two", "three"), TIMES, SEED, "members.minimum=2")

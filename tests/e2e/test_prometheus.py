@@ -118,6 +118,7 @@ def targets(tmp_path: Path) -> Iterator[tuple[Target, Target]]:
             target.close()
 
 
+@pytest.mark.chaos
 def test_each_alert_fires_when_it_should_and_dashboards_are_answered(
     tmp_path: Path, targets: tuple[Target, Target]
 ) -> None:

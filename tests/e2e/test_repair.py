@@ -29,6 +29,7 @@ def test_a_flipped_bit_is_found_at_the_next_commit_and_costs_its_chunk(run: Run)
     assert fetched is not None and fetched[1] == "1", "it fetched more than the chunk that differed"
 
 
+@pytest.mark.chaos
 def test_of_two_nodes_the_one_whose_memory_is_wrong_knows_it_and_mends_it_from_its_disk(run: Run) -> None:
     run.start("rounds.inner_steps=30", "checkpoint.every=2")
     url = run.invite(2)

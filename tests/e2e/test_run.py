@@ -80,6 +80,7 @@ def test_a_trainer_killed_late_in_a_round_goes_on_from_its_last_copy(run: Run) -
     assert back is not None and int(back[1]) == copied["round"] == 2 and int(back[2]) >= copied["steps"]
 
 
+@pytest.mark.chaos
 def test_nodes_of_one_machine_that_are_killed_together_have_their_state_in_its_memory(run: Run) -> None:
     """Nothing of it is on a disk: without either's memory the run could not go on."""
     run.start("rounds.inner_steps=100")

@@ -104,6 +104,7 @@ def test_a_detached_node_trains_and_is_uninstalled_without_a_trace(run: Run, vol
     assert "there is no node in" in volunteer.atoll("uninstall", "--yes", code=2)
 
 
+@pytest.mark.chaos
 def test_the_commands_of_the_page_on_wsl_do_what_it_says(run: Run, volunteer: Volunteer, tmp_path: Path) -> None:
     """On Linux, where a leaf takes part as well."""
     page = (ROOT / "docs" / "wsl2.md").read_text()
@@ -141,6 +142,7 @@ def test_what_keeps_a_detached_node_from_joining_is_said_with_its_exit_code(
     assert not volunteer.daemons()
 
 
+@pytest.mark.chaos
 def test_what_a_killed_node_left_is_cleaned_by_the_next_and_by_uninstalling(
     run: Run, volunteer: Volunteer
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_run_begins_with_another_runs_checkpoint(run: Run, tmp_path: Path) -> 
         following.stop()
 
 
+@pytest.mark.chaos
 def test_a_node_that_cannot_read_what_the_run_begins_with_says_so(run: Run, tmp_path: Path) -> None:
     run.start(f"init_from={tmp_path}/absent", "members.start=1")
     url = run.invite(2)

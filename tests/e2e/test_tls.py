@@ -71,6 +71,7 @@ def test_an_encrypted_run_commits_outlives_its_coordinators_death_and_tells_stra
     assert all("certificate" not in run.log(name) for name in ("one", "two", "three"))
 
 
+@pytest.mark.chaos
 def test_a_url_and_a_coordinator_that_do_not_fit_are_told_apart(
     run: Run, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

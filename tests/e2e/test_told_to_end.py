@@ -59,6 +59,7 @@ def said_good_bye(run: Run, name: str) -> None:
         control_socket.ask(run.folder / name, "status")
 
 
+@pytest.mark.chaos
 def test_while_a_coordinator_says_nothing(run: Run) -> None:
     """It takes the connection, and that is all."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
@@ -74,6 +75,7 @@ def test_while_there_is_no_coordinator(run: Run) -> None:
     end(run, "one")
 
 
+@pytest.mark.chaos
 def test_while_its_trainer_starts(run: Run) -> None:
     run.start("members.start=1")
     run.join(run.invite(1), "one")
@@ -92,6 +94,7 @@ def test_while_it_compiles(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     said_good_bye(run, "one")
 
 
+@pytest.mark.chaos
 def test_while_it_waits_for_others(run: Run) -> None:
     run.start("members.start=2")
     run.join(run.invite(1), "one")
@@ -100,7 +103,11 @@ def test_while_it_waits_for_others(run: Run) -> None:
     said_good_bye(run, "one")
 
 
-@pytest.mark.parametrize("faults", [PACED, "trainer.step=stall:60"], ids=["steps", "a step of a minute"])
+@pytest.mark.parametrize(
+    "faults",
+    [PACED, pytest.param("trainer.step=stall:60", marks=pytest.mark.chaos)],
+    ids=["steps", "a step of a minute"],
+)
 def test_while_it_trains(faults: str, run: Run) -> None:
     run.start("members.start=1", "rounds.inner_steps=1000")
     run.join(run.invite(1), "one", faults=faults)
@@ -110,6 +117,7 @@ def test_while_it_trains(faults: str, run: Run) -> None:
     said_good_bye(run, "one")
 
 
+@pytest.mark.chaos
 def test_while_it_exchanges(run: Run) -> None:
     run.start()
     url = run.invite(2)

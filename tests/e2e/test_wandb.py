@@ -74,6 +74,7 @@ def test_three_restarts_of_the_coordinator_one_by_sigkill_are_one_run_with_every
     assert lines == len(rows)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("away", [WandbServer.hanging, WandbServer.swallowing])
 def test_a_server_that_is_away_makes_no_round_slower(server: WandbServer, run: Run, away: Away) -> None:
     run.start("wandb.mode=online")

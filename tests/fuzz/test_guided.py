@@ -12,7 +12,7 @@ import pytest
 from fuzz.decoders import DECODERS
 
 SECONDS = int(os.environ.get("ATOLL_GUIDED_SECONDS", "0"))
-MUTATIONS = ["-seed=1", "-runs=20000", "-max_total_time=4"] if not SECONDS else [f"-max_total_time={SECONDS}"]
+MUTATIONS = ["-seed=1", "-runs=20000", "-max_total_time=2"] if not SECONDS else [f"-max_total_time={SECONDS}"]
 MARGIN = 130  # seconds to start, and for the last input
 TESTS = Path(__file__).parent.parent
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sim.world import violations
 
-FIRST, SEEDS = int(os.environ.get("ATOLL_SIM_FIRST", "0")), int(os.environ.get("ATOLL_SIM_SEEDS", "30"))
+FIRST, SEEDS = int(os.environ.get("ATOLL_SIM_FIRST", "0")), int(os.environ.get("ATOLL_SIM_SEEDS", "20"))
 BLOCK, SHORT = 5, 5  # seeds
 BLOCKS = [range(first, min(first + BLOCK, FIRST + SEEDS)) for first in range(FIRST, FIRST + SEEDS, BLOCK)]
 ASKED = "ATOLL_SIM_SEEDS" in os.environ

@@ -90,6 +90,7 @@ def test_two_machines_of_two_ranks_write_what_one_rank_does(
     asyncio.run(story())
 
 
+@pytest.mark.chaos
 @pytest.mark.root
 @pytest.mark.long
 @pytest.mark.parametrize("fewest", [1, pytest.param(2, marks=pytest.mark.chaos)])

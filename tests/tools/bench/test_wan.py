@@ -13,7 +13,7 @@ import pytest
 from bench import tcp
 from bench.wan import Wan, WanError, build
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root, pytest.mark.chaos]
 
 NAME, NET = "wtest", "10.79.0"
 UDP_SINK = """
