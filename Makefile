@@ -41,7 +41,7 @@ test-long: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e and not chaos" $(CORES)
 	$(PYTEST) --timeout 1200 -m "long and e2e and not alone and not chaos"
 
-# All runs of real processes, of which the above has one of each kind: an hour and a half.
+# All runs of real processes, of which the above has one of each kind: more than an hour.
 e2e: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "e2e and not alone" tests/e2e tests/node tests/tools/bench
 

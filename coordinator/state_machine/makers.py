@@ -59,9 +59,14 @@ def are_few(state: State, makers: int) -> bool:
 
 def believed_digest(state: State) -> bytes:
     """What more of them told than anything else, and so many that not all can lie; empty: nothing."""
-    told = Counter(told_digests(state).values())
-    digest, votes = most_common(told_digests(state))
-    return digest if may_tell(state, votes) and list(told.values()).count(votes) == 1 else b""
+    told = told_digests(state)
+    digest, votes = most_common(told)
+    return digest if may_tell(state, votes) and not is_equal_vote(told, votes) else b""
+
+
+def is_equal_vote(told: dict[NodeId, bytes], votes: int) -> bool:
+    """Whether more than one digest has so many votes."""
+    return list(Counter(told.values()).values()).count(votes) > 1
 
 
 def may_tell(state: State, votes: int) -> bool:
@@ -84,7 +89,6 @@ def told_late(state: State) -> CommittedState | None:
     makers = (here[n] for n in sorted(before.makers, key=order) if n in here)
     told = {m.node: m.state_digest for m in makers if m.state_round == before.round}
     digest, votes = most_common(told)
-    alone = list(Counter(told.values()).values()).count(votes) == 1
-    if not alone or 4 * votes <= _electorate(len(before.makers), before.fleet):
+    if is_equal_vote(told, votes) or 4 * votes <= _electorate(len(before.makers), before.fleet):
         return None
     return CommittedState(before.round, digest, before.tokens)

@@ -18,6 +18,9 @@ its makers go back to what their disks have of before it, and as soon as state k
 unless a maker that was not heard says the same as others, of more than may lie. Where no disk has it, patience
 runs out, and the run goes on with the one that the first of them made.
 
+While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
+has the state comes and goes; who goes has one more from then on, so that two are the most.
+
 Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
 whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
 twice. A suspect gets none: what it holds may never be heard. Who holds state k and saves bytes is waited for like

@@ -55,8 +55,8 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     able = len(trainers(state)) if state.config.security.replay else state.members.count(*TRAINABLE_STATES)
     first = state.committed == 0
     need, key = (limits.start, "start") if first else (limits.minimum, "minimum")
-    doubt = beginning.wait_reason(state)
-    if able >= need and not doubt and not rollback.is_in_doubt(state):
+    unmade = beginning.wait_reason(state)
+    if able >= need and not unmade and not rollback.is_in_doubt(state):
         ready = trainers(state)
         # What one alone commits would die with it.
         entering = contributors(state, ready, max(need, min(2, len(ready))))
@@ -65,7 +65,7 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
         state,
         replace(
             state.round,
-            reason=doubt or rollback.wait_reason(state) or too_few(state, able, need, key),
+            reason=unmade or rollback.wait_reason(state) or too_few(state, able, need, key),
         ),
     )
 

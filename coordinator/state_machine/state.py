@@ -169,9 +169,8 @@ class RoundState(Struct, frozen=True, gc=False):
     planned_at: float | None = None  # seconds; when the first attempt was
     away: dict[NodeId, float] = {}  # seconds; for which that waited, as they and many more may have been dead
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
-    patient_until: float = (
-        0.0  # seconds; nobody is left out before: the coordinator was away, or the state in doubt
-    )
+    # seconds; nobody is left out before: the coordinator was away, or the last commit's state in doubt
+    patient_until: float = 0.0
     held: bool = False  # everybody has all chunks, and the commit waits until the last one's state is known
     # its latest attempt whose plan some may not have had in time: the coordinator was away, or just back
     half_told: int = 0
@@ -238,7 +237,8 @@ class UnnamedState(Struct, frozen=True, gc=False):
 
 
 class LostState(Struct, frozen=True, gc=False):
-    """The time since which nobody holds the state of the last commit, and who came back in it."""
+    """The time since which nobody holds the state of the last commit, or too few to be believed, and who came back
+    in it."""
 
     seen_at: float  # seconds; when the coordinator last looked, about
     at: float = inf  # seconds; since when nobody has it and an older one is proven, or it is tied
@@ -345,8 +345,8 @@ class State(Struct, frozen=True, gc=False):
     makers: frozenset[NodeId] = frozenset()
     # Others of its exchange, for whom the commit did not wait: they may hold the chunks by now, or its state.
     unawaited: frozenset[NodeId] = frozenset()
-    fleet: int = 0  # members that were here then, or took part in the round
-    losses_at_commit: int = 0  # `members.losses` when they did
+    fleet: int = 0  # members that were here at that commit, or took part in the round
+    losses_at_commit: int = 0  # `members.losses` when its makers made it
     tokens: int = 0  # committed
     beginning: Beginning = Beginning()
     initial_val_loss: float | None = None

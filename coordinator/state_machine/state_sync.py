@@ -4,7 +4,6 @@ Every commit record's digests are settled here: the contributors name the digest
 a member that differs fetches it again. Where as many name one as another, nobody is believed (`rollback`).
 """
 
-from collections import Counter
 from itertools import islice
 
 from atoll.comm.ids import NodeId
@@ -107,7 +106,7 @@ def settle_digests(state: State, out: list[Effect]) -> State:
             return state
         if makers.are_too_few(state, votes):
             return state  # else one that stays while the others' streams are broken would name it alone
-        if list(Counter(told.values()).values()).count(votes) > 1:
+        if makers.is_equal_vote(told, votes):
             over = state.round.phase is Phase.FINISHED  # one that comes back may tell yet; nothing waits for it
             return state if over else rollback.begin_tie(state, tuple(told), out)
         state = replace(state, digest=digest)

@@ -239,34 +239,32 @@ def test_while_too_few_are_here_to_tell_which_state_is_right_no_round_is_made_fr
     assert named[1] == RIGHT and not world.state.members.here.keys() & set(NODES[6:])
 
 
-def test_what_so_few_told_that_all_may_lie_is_not_on_record_when_the_next_round_commits() -> None:
-    """Six of eight are here, train from what they made, and do not say what it is."""
+def two_commit_alone(told: bytes) -> AuditWorld:
+    """Two tell this of the first round, and commit the second before the other six have told anything."""
     world = AuditWorld(b"n").run()
     rounds = replace(world.state.config.rounds, quorum=0.25)
     world.state = replace(world.state, config=replace(world.state.config, rounds=rounds))
     for node in NODES:
         world.feed(ev.StepsReached(node, 1, 2))
     for node in NODES[6:]:
-        tells(world, node, WRONG)
+        tells(world, node, told)
         world.feed(ready(world.state, node))
     all_that_is_due(world, 2 * rounds.collect)
     assert world.state.committed == 2
+    return world
+
+
+def test_what_so_few_told_that_all_may_lie_is_not_on_record_when_the_next_round_commits() -> None:
+    """Six of eight are here, train from what they made, and do not say what it is."""
+    world = two_commit_alone(WRONG)
     assert [(r.round, r.state_digest) for r in world.published] == [(1, "")]
     assert [p.round for p in world.state.past] == [0]
 
 
 def test_a_round_of_which_too_few_had_told_is_proven_once_more_did_and_gone_back_to() -> None:
     """Two make the next round alone, and are killed before they told that one: all have the one before."""
-    world = AuditWorld(b"n").run()
-    rounds = replace(world.state.config.rounds, quorum=0.25)
-    world.state = replace(world.state, config=replace(world.state.config, rounds=rounds))
-    for node in NODES:
-        world.feed(ev.StepsReached(node, 1, 2))
-    for node in NODES[6:]:
-        tells(world, node, RIGHT)
-        world.feed(ready(world.state, node))
-    all_that_is_due(world, 2 * rounds.collect)
-    assert world.state.committed == 2 and [p.round for p in world.state.past] == [0]
+    world = two_commit_alone(RIGHT)
+    assert [p.round for p in world.state.past] == [0]
     for node in NODES[:6]:
         world.feed(ev.StateReported(node, 1, 1, RIGHT))
     out_but(world, *NODES[:6])

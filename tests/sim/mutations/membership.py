@@ -126,14 +126,14 @@ MUTATIONS = [
     Mutation(
         "of as many votes the first one's are on record",
         C + "state_machine/makers.py",
-        'return digest if may_tell(state, votes) and list(told.values()).count(votes) == 1 else b""',
+        'return digest if may_tell(state, votes) and not is_equal_vote(told, votes) else b""',
         'return digest if may_tell(state, votes) else b""',
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
     Mutation(
         "what too few told is on record as the round's state",
         C + "state_machine/makers.py",
-        'return digest if may_tell(state, votes) and list(told.values()).count(votes) == 1 else b""',
+        'return digest if may_tell(state, votes) and not is_equal_vote(told, votes) else b""',
         "return digest",
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
@@ -196,8 +196,8 @@ MUTATIONS = [
     Mutation(
         "while the state is in doubt a round begins from it",
         C + "state_machine/rounds.py",
-        "if able >= need and not doubt and not rollback.is_in_doubt(state):",
-        "if able >= need and not doubt:",
+        "if able >= need and not unmade and not rollback.is_in_doubt(state):",
+        "if able >= need and not unmade:",
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
     Mutation(
@@ -259,7 +259,7 @@ MUTATIONS = [
     Mutation(
         "of as many votes the first one's count",
         C + "state_machine/state_sync.py",
-        "if list(Counter(told.values()).values()).count(votes) > 1:",
+        "if makers.is_equal_vote(told, votes):",
         "if False:",
         SCENARIOS,
     ),
