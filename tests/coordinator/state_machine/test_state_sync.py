@@ -402,7 +402,9 @@ def test_four_that_differ_from_four_others_have_nothing_of_a_finished_run_void()
     world = last_round().run()
     for node in NODES:
         tells(world, node, WRONG if node in NODES[4:] else RIGHT)
+    wait(world, world.state.config.members.stall + 2)
     assert world.state.round.phase is Phase.FINISHED and not world.state.tied and not world.state.digest
+    assert (world.published[-1].round, world.published[-1].state_digest) == (2, "")
 
 
 def test_what_a_finished_run_came_to_is_not_gone_back_on() -> None:
