@@ -29,21 +29,22 @@ demo: .venv/installed
 
 PYTEST := $(BIN)/pytest --durations 10
 CORES := -n logical --dist worksteal
+E2E := tests/e2e tests/node/bench tests/tools/bench # where real processes are run: to collect all takes half a minute
 
 # Minutes: unit tests, transcripts, 5 seeds of the simulation, a sample of the mutations, a run of real processes.
 # What starts whole runs comes alone: these are about time, too.
 test: .venv/installed-dev
 	$(PYTEST) --timeout 300 -m "not long and not e2e" $(CORES)
-	$(PYTEST) --timeout 300 -m "not long and e2e"
+	$(PYTEST) --timeout 300 -m "not long and e2e" tests/e2e
 
 # Everything else that must pass. Emulated networks need root.
 test-long: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e and not chaos" $(CORES)
-	$(PYTEST) --timeout 1200 -m "long and e2e and not alone and not chaos"
+	$(PYTEST) --timeout 1200 -m "long and e2e and not alone and not chaos" $(E2E)
 
 # All runs of real processes, of which the above has one of each kind: more than an hour.
 e2e: .venv/installed-dev chromium prometheus
-	$(PYTEST) --timeout 1200 -m "e2e and not alone" tests/e2e tests/node tests/tools/bench
+	$(PYTEST) --timeout 1200 -m "e2e and not alone" $(E2E)
 
 # What takes the seconds of real processes: on a machine that has nothing else to do.
 alone: .venv/installed-dev

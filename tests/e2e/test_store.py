@@ -7,7 +7,7 @@ from e2e.harness import Run, until
 
 from atoll.node.checkpoint.remote_store import RemoteStore
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.chaos]
 
 
 def test_a_run_begins_with_another_runs_checkpoint(run: Run, tmp_path: Path) -> None:

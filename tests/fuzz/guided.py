@@ -1,12 +1,14 @@
-"""One decoder under atheris, which mutates its inputs towards code that none has reached (Google's Atheris, on
+"""Decoders under atheris, which mutates their inputs towards code that none has reached (Google's Atheris, on
 libFuzzer). `test_guided` runs it; so may a person, for longer:
 
-    PYTHONPATH=tests python -m fuzz.guided DECODER FOLDER [libFuzzer's options, such as -max_total_time=60]
+    PYTHONPATH=tests python -m fuzz.guided DECODER[,DECODER...] FOLDER [libFuzzer's options, as -max_total_time=60]
 
-FOLDER is for what it finds; the decoder's examples and its corpus are put there first. An input that ends in
-another exception than the decoder's own ends the process, and is printed as a line for the decoder's corpus.
+One follows the other, each in a process of its own, forked when all is loaded: that takes longer than most
+mutations. FOLDER/DECODER is for what it finds; the decoder's examples and its corpus are put there first. An input
+that ends in another exception than the decoder's own ends the process, and is printed as a line for its corpus.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,9 +22,19 @@ with atheris.instrument_imports(include=["atoll"], exclude=COMPILED):
     from fuzz.decoders import DECODERS, FAULTY, ODD
 
 
-def main(name: str, folder: Path, options: list[str]) -> None:
+def main(names: list[str], folder: Path, options: list[str]) -> None:
+    """Fuzz one after the other. Exits at the first that has a fault."""
+    for name in names:
+        if (child := os.fork()) == 0:
+            fuzz(name, folder / name, options)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.exit(f"{name} failed")
+
+
+def fuzz(name: str, folder: Path, options: list[str]) -> None:
     """Mutate until an option's limit, or until a fault is found. Never returns."""
     decoder = FAULTY if name == "faulty" else DECODERS[name]
+    folder.mkdir()
     for i, data in enumerate([*decoder.examples(), *corpus.inputs(name), *ODD]):
         (folder / f"seed-{i:04d}").write_bytes(data)
 
@@ -42,4 +54,4 @@ def main(name: str, folder: Path, options: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1].split(","), Path(sys.argv[2]), sys.argv[3:])

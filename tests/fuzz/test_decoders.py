@@ -79,7 +79,7 @@ def test_spoiled_bytes_are_taken_or_refused(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", DECODERS)
 def test_many_spoiled_bytes_are_taken_or_refused(name: str) -> None:
-    spoiled(name, 200 if name == "coordinator" else 2000)()
+    spoiled(name, 60 if name == "coordinator" else 600)()
 
 
 NODES = st.integers(0, MEMBERS + 1).map(lambda i: NodeId(f"n{i}"))
@@ -159,7 +159,7 @@ def audited(step: Step) -> Step:
 
 @pytest.mark.long
 def test_any_answers_to_audits_convict_nobody_that_does_what_it_is_asked_to() -> None:
-    total = reached(300, 4, st.lists(LIES.map(audited), min_size=1, max_size=8))
+    total = reached(150, 4, st.lists(LIES.map(audited), min_size=1, max_size=8))
     proofs = {VoiceKind.TWO_INPUTS, VoiceKind.UNSOUND}  # which take two members: the script below has them
     assert total.voices.keys() >= COME_TO - proofs and total.replays, total.voices
     assert Offence.FORGED_SEAL in total.convicted

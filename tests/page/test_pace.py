@@ -12,7 +12,7 @@ import past_runs
 import pytest
 from bench.page import LOOKS, measure, served
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.chaos]
 
 Figures = dict[str, float]
 TURNS = 3

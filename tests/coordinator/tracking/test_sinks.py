@@ -95,7 +95,7 @@ def offline_rows(folder: Path) -> list[Row]:
 SINKS = [
     pytest.param(SinkKind.JSONL, json_lines, id="jsonl"),
     pytest.param(SinkKind.TENSORBOARD, tensorboard_rows, id="tensorboard"),
-    pytest.param(SinkKind.WANDB, offline_rows, id="wandb offline"),
+    pytest.param(SinkKind.WANDB, offline_rows, id="wandb offline", marks=pytest.mark.chaos),
     pytest.param(SinkKind.WANDB, None, id="wandb online", marks=pytest.mark.chaos),
 ]
 

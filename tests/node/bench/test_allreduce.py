@@ -108,6 +108,7 @@ def test_peers_agree_on_the_mean_and_move_as_many_bytes_as_the_formula_says(tmp_
 
 @pytest.mark.e2e
 @pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.root
 def test_auditors_of_chunks_that_crossed_slow_links_find_nothing_wrong(tmp_path: Path) -> None:
     """What they are shown is on its way for long, while those who show it go on."""
@@ -159,6 +160,7 @@ def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) ->
 
 @pytest.mark.e2e
 @pytest.mark.long
+@pytest.mark.chaos
 def test_a_peer_holds_its_delta_or_what_is_sealed_and_half_as_much_of_others() -> None:
     words = ["--peers", "3", "--numel", "25000000", "--iters", "1", "--warmup", "1", "--timeout", "40", "--json"]
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "allreduce", *words]

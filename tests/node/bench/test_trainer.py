@@ -19,7 +19,7 @@ def run(*words: str) -> Result:
 
 @pytest.mark.e2e
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.chaos), 2])
 def test_the_trainer_and_a_bare_loop_take_the_same_steps(ranks: int) -> None:
     words = ("--engines", "builtin,bare", "--steps", "100", "--turns", "2", "--node", f"ranks={ranks}", "--json")
     done = run(*words)

@@ -80,7 +80,7 @@ def test_memory_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.chaos), 2])
 def test_a_trainer_tells_the_figures_of_its_steps(ranks: int, tmp_path: Path) -> None:
     inner = InnerConfig(
         optimizer=OptimizerName.SGD, batch_size=4, warmup_tokens=0, decay_tokens=1 << 40, clip=1e-6

@@ -72,7 +72,10 @@ def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
     asyncio.run(both())
 
 
-@pytest.mark.parametrize("optimizer, off", [(OptimizerName.MUON, 0.01), (OptimizerName.SGD, 1e-4)])
+@pytest.mark.parametrize(
+    "optimizer, off",
+    [(OptimizerName.MUON, 0.01), pytest.param(OptimizerName.SGD, 1e-4, marks=pytest.mark.chaos)],
+)
 @pytest.mark.long
 def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
     optimizer: OptimizerName, off: float, tmp_path: Path
@@ -218,7 +221,7 @@ def test_work_that_was_carried_over_is_trained_on_and_not_repeated(tmp_path: Pat
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.chaos), 2])
 @pytest.mark.long
 def test_with_overlap_steps_go_on_and_end_up_on_top_of_the_new_anchor(ranks: int, tmp_path: Path) -> None:
     """As a trainer does that never heard of a commit, moved by what the anchor moved: at a learning rate that

@@ -19,6 +19,7 @@ def test_observing_500_members_takes_less_than_30_mb_of_the_coordinator(tmp_path
 
 
 @pytest.mark.long
+@pytest.mark.chaos
 def test_a_trainer_is_as_fast_with_observation_beside_it() -> None:
     found = asyncio.run(observed_steps(turns=4, steps=30))
     assert len(found.ratios) == 4 and median(found.ratios) > LEAST_RATIO
