@@ -47,9 +47,15 @@ def told_digests(state: State) -> dict[NodeId, bytes]:
     return {n: m.state_digest for n in voters(state) if (m := here[n]).state_round == state.committed}
 
 
+def silent_makers(state: State) -> list[NodeId]:
+    """Those that are here, heard lately or not, and have not said what they made."""
+    return [m.node for m in makers_here(state) if m.state_round != state.committed]
+
+
 def are_too_few(state: State, votes: int) -> bool:
     """Whether all who have so many votes on the last commit's state may lie, and too few are here to tell."""
-    return not may_tell(state, votes) and are_few(state, len(makers_here(state)))
+    here = len(makers_here(state))
+    return not may_tell(state, votes, here > 0) and are_few(state, here)
 
 
 def are_few(state: State, makers: int) -> bool:
@@ -61,7 +67,8 @@ def believed_digest(state: State) -> bytes:
     """What more of them told than anything else, and so many that not all can lie; empty: nothing."""
     told = told_digests(state)
     digest, votes = most_common(told)
-    return digest if may_tell(state, votes) and not is_equal_vote(told, votes) else b""
+    tells = may_tell(state, votes, bool(makers_here(state)))
+    return digest if tells and not is_equal_vote(told, votes) else b""
 
 
 def is_equal_vote(told: dict[NodeId, bytes], votes: int) -> bool:
@@ -69,9 +76,10 @@ def is_equal_vote(told: dict[NodeId, bytes], votes: int) -> bool:
     return list(Counter(told.values()).values()).count(votes) > 1
 
 
-def may_tell(state: State, votes: int) -> bool:
-    """Whether those who have so many votes on the last commit's state cannot all lie."""
-    return 4 * votes > _electorate(len(state.makers), state.fleet)
+def may_tell(state: State, votes: int, made: bool = True) -> bool:
+    """Whether those who have so many votes on the last commit's state cannot all lie; `made`: they made it, else
+    they may be any of the members."""
+    return 4 * votes > (_electorate(len(state.makers), state.fleet) if made else state.fleet)
 
 
 def _electorate(makers: int, fleet: int) -> int:

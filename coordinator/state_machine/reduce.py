@@ -46,7 +46,7 @@ from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.newcomers import with_exchange
 from atoll.coordinator.state_machine.norms import without_false_norms
 from atoll.coordinator.state_machine.reduce_levels import choose_levels, describe_choice
-from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS, trainers
+from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
     Phase,
@@ -334,7 +334,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
         exchange={n: rounded(r.moments[n].complete - r.planned_at, 8) for n in members_ if n in r.completions},
     )
-    fleet = len({*r.participants, *r.gone, *members_, *trainers(state)})
+    fleet = len({*r.participants, *r.gone, *members_, *here})
     state, pace = rollback.remember(state), slowness.RoundPace(**record.seconds)
     return replace(
         state,

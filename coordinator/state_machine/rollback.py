@@ -19,7 +19,10 @@ unless a maker that was not heard says the same as others, of more than may lie.
 runs out, and the run goes on with the one that the first of them made.
 
 While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
-has the state comes and goes; who goes has one more from then on, so that two are the most.
+has the state comes and goes; who goes has one more from then on, so that two are the most of each.
+
+Nor is who made state k waited for without end where it is here and says nothing, so that the others are too few
+to name it: `members.stall` seconds after the commit one more patience begins, and then it is put out.
 
 Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
 whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
@@ -42,8 +45,10 @@ from math import inf
 
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.causes.verdict import of_void
 from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.changes import remove
 from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
@@ -53,6 +58,7 @@ from atoll.coordinator.state_machine.makers import (
     believed_digest,
     makers_here,
     may_tell,
+    silent_makers,
     told_digests,
     told_late,
 )
@@ -129,13 +135,17 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
     past = newest_proven(state) if state.state_lost or state.tied else None
     doubt = is_in_doubt(state)
-    if past is None and not state.tied and not doubt:
+    silent = _silent(state, now) if past is None and not doubt else []
+    if past is None and not state.tied and not doubt and not silent:
         return state if state.lost_state is None else replace(state, lost_state=None)
     if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
         return _void(state, past, now, out)
-    since = _waiting(state, now, doubt)
+    since = _waiting(state, now, doubt or bool(silent))
     if since != state.lost_state:
         return replace(state, lost_state=since)
+    if silent:
+        late = now >= since.doubted_at + state.config.checkpoint.patience
+        return _put_out(state, silent, out) if late else state
     began, last = (since.doubted_at, since.doubted_at) if doubt else (since.at, since.lost_at)
     if state.tied and past is None:
         return _end_tie(state, out) if now >= began + state.config.checkpoint.patience else state
@@ -152,7 +162,8 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
 def _end_doubt(state: State, out: list[Effect]) -> State:
     """Those who have the last commit's state are as few as may lie. Where a member proves the state before, all go
     back to that: it costs one round. Else they are believed, if they agree: it would cost more."""
-    told, past = told_digests(state), newest_proven(state)
+    here, past = state.members.here, newest_proven(state)
+    told = {n: here[n].state_digest for n in sorted(here, key=order) if here[n].state_round == state.committed}
     digest, votes = most_common(told)
     if not votes or votes < len(told) or (past is not None and past.round == state.committed - 1):
         return begin_tie(state, tuple(told), out)
@@ -172,6 +183,23 @@ def is_in_doubt(state: State) -> bool:
         return False
     over = state.round.phase is Phase.FINISHED  # nothing is trained from it
     return not over and are_too_few(state, most_common(told_digests(state))[1])
+
+
+def _silent(state: State, now: float) -> list[NodeId]:
+    """Who made the last commit's state and has not said which it is in the time after which a trainer counts as
+    hung, where others have, and are too few to name it."""
+    waits = state.committed and not state.digest and not state.tied and state.round.phase is not Phase.FINISHED
+    if not waits or now <= state.round.started_at + state.config.members.stall or not told_digests(state):
+        return []
+    return silent_makers(state)
+
+
+def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:
+    """They go, whatever progress their heartbeats tell."""
+    for node in silent:
+        reason = f"it did not say which state of round {state.committed} it made"
+        state = remove(state, node, MemberState.EVICTED, reason, out, Standing.STALLED)
+    return state
 
 
 def _waiting(state: State, now: float, doubt: bool) -> LostState:

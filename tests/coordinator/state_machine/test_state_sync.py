@@ -2,6 +2,21 @@
 
 import pytest
 from audit_world import CHUNKS, AuditWorld, key_of, ready
+from told_states import (
+    BEFORE,
+    NODES,
+    RIGHT,
+    WRONG,
+    all_streams_break_after_a_commit,
+    all_that_is_due,
+    back,
+    joins,
+    last_round,
+    out_but,
+    tells,
+    two_tell_wrong,
+    wait,
+)
 
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
@@ -9,22 +24,6 @@ from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.state import Phase, RoundState
-
-RIGHT, WRONG = digest(b"what the reduce came to"), digest(b"a model of its own")
-BEFORE = digest(b"1")  # as `AuditWorld` has it
-NODES = [NodeId(f"n{i}") for i in range(1, 9)]
-
-
-def all_streams_break_after_a_commit() -> AuditWorld:
-    world = AuditWorld(b"n").run()
-    for node in NODES:
-        world.feed(ev.Disconnected(node, 1))
-    return world
-
-
-def back(world: AuditWorld, node: NodeId, state: bytes) -> None:
-    world.feed(ev.Connected(node, 1))
-    world.feed(ev.StateReported(node, 1, world.state.committed, state))
 
 
 def test_who_is_back_first_after_all_streams_broke_does_not_name_the_state_alone() -> None:
@@ -47,32 +46,6 @@ def test_who_stays_away_is_not_waited_for_once_it_is_put_out() -> None:
         if len(world.state.members.here) < 6:
             break
     assert world.state.digest == RIGHT
-
-
-def out_but(world: AuditWorld, *stay: NodeId) -> AuditWorld:
-    """The others' streams broke after a commit, for longer than they had to come back."""
-    for node in NODES:
-        if node not in stay:
-            world.feed(ev.Expired(node, 1, "it was not heard"))
-    return world
-
-
-def joins(world: AuditWorld, node: NodeId, round_: int, state: bytes) -> None:
-    """It is back with what its disk has."""
-    world.feed(ev.Joined(node, 2, str(node), f"{node}:1", "another session", key=key_of(node).public))
-    world.feed(ev.Connected(node, 2))
-    world.feed(ev.StateReported(node, 2, round_, state))
-    world.feed(ev.LayoutReported(node, 2, CHUNKS, digest(b"layout")))
-
-
-def tells(world: AuditWorld, node: NodeId, state: bytes) -> None:
-    world.feed(ev.StateReported(node, 1, world.state.committed, state))
-
-
-def wait(world: AuditWorld, seconds: float) -> None:
-    for _ in range(int(seconds)):
-        world.now += 1.0
-        world.feed(ev.Tick())
 
 
 def test_who_stays_while_most_are_put_out_does_not_name_the_state_alone() -> None:
@@ -198,14 +171,6 @@ def test_who_holds_the_state_and_made_none_does_not_keep_the_round_from_being_vo
     assert world.state.digest == BEFORE
 
 
-def all_that_is_due(world: AuditWorld, seconds: float) -> None:
-    """Those that are here do all that the run waits for."""
-    for _ in range(int(seconds)):
-        for event in list(world.due()):
-            world.feed(event)
-        wait(world, 1)
-
-
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.INNER, Phase.COLLECTING, Phase.REDUCING])
 def test_while_too_few_are_here_to_tell_which_state_is_right_no_round_is_made_from_it(phase: Phase) -> None:
     """Two of eight have made one up; wherever the round is when others go, these two do not commit it alone."""
@@ -272,27 +237,6 @@ def test_a_round_of_which_too_few_had_told_is_proven_once_more_did_and_gone_back
         joins(world, node, 1, RIGHT)
     wait(world, rollback.SETTLE_SECONDS + 2)
     assert world.state.digest == RIGHT and world.published[-1].void
-
-
-def two_tell_wrong(*makers: NodeId) -> AuditWorld:
-    """The second round is committed by these, and all others stood by."""
-    world = AuditWorld(b"n").run()
-    for node in NODES:
-        world.feed(ev.StateReported(node, 1, 1, BEFORE))
-    for node in makers:
-        world.feed(ev.StepsReached(node, 1, 2))
-    for _ in range(40):
-        there = world.state.round.ledger.contributions
-        for node in makers if world.state.round.phase is not Phase.REDUCING else ():
-            if node not in there:
-                world.feed(ready(world.state, node))
-        all_that_is_due(world, 1)
-        if world.state.committed == 2:
-            break
-    assert world.state.makers == set(makers)
-    for node in NODES[6:]:
-        tells(world, node, WRONG)
-    return world
 
 
 @pytest.mark.parametrize("stay", [1, 2], ids=lambda n: f"{n} of them stay")
@@ -366,15 +310,6 @@ def test_the_time_for_which_a_round_is_held_is_nobodys_pace_and_no_rounds() -> N
         joins(world, node, 1, RIGHT)
     all_that_is_due(world, 5)
     assert world.state.committed == 2 and world.state.paces == known
-
-
-def last_round() -> AuditWorld:
-    """A run that ends with the round that is played."""
-    world = AuditWorld(b"n").run().go_on()
-    config = world.state.config
-    rounds, members = replace(config.rounds, total=2), replace(config.members, stall=300.0)
-    world.state = replace(world.state, config=replace(config, rounds=rounds, members=members))
-    return world
 
 
 def test_two_of_eight_name_no_finished_runs_state_after_its_record_was_published_either() -> None:

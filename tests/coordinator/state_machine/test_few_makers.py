@@ -1,0 +1,161 @@
+"""Where those that made a state are gone, or say nothing of it: who names its digest then."""
+
+import pytest
+from audit_world import CHUNKS, AuditWorld, key_of, ready
+from told_states import (
+    BEFORE,
+    NODES,
+    RIGHT,
+    WRONG,
+    commit_second,
+    joins,
+    last_round,
+    out_but,
+    tells,
+    two_tell_wrong,
+    wait,
+)
+
+from atoll.comm.digest import digest
+from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
+from atoll.comm.strikes import Strikes
+from atoll.coordinator.state_machine import conduct, rollback
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.state import Phase
+
+
+def patience(world: AuditWorld) -> float:
+    return world.state.config.checkpoint.patience + rollback.SETTLE_SECONDS
+
+
+def test_a_quarter_of_the_members_that_made_nothing_does_not_name_a_state_whose_makers_are_all_put_out() -> None:
+    world = two_tell_wrong(*NODES[:4])
+    for node in NODES[:4]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    assert not world.state.digest and "too few are here" in rollback.wait_reason(world.state)
+    for node in NODES[:4]:
+        joins(world, node, 2, RIGHT)
+    assert world.state.digest == RIGHT and not world.state.members.here.keys() & set(NODES[6:])
+
+
+def test_nor_a_finished_runs() -> None:
+    config = last_round().state.config
+    world = two_tell_wrong(*NODES[:4], config=config)
+    assert world.state.round.phase is Phase.FINISHED
+    for node in NODES[:4]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    wait(world, config.members.stall + 2)
+    assert not world.state.digest
+    for node in NODES[:4]:
+        joins(world, node, 2, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def test_who_made_nothing_names_the_state_where_all_that_did_are_gone_and_more_than_a_quarter_have_it() -> None:
+    world = two_tell_wrong(*NODES[:4])
+    for node in NODES[:4]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    tells(world, NODES[5], WRONG)
+    assert world.state.digest == WRONG, "three of eight do not lie"
+
+
+def test_of_a_quarter_of_all_are_those_too_that_fetch_a_state() -> None:
+    """Two honest members began anew, and had no part in the round."""
+    world = out_but(AuditWorld(b"n").run(), *NODES[:4], *NODES[6:])
+    for node in (*NODES[:4], *NODES[6:]):
+        tells(world, node, BEFORE)
+    for node in NODES[4:6]:
+        world.feed(ev.Joined(node, 2, str(node), f"{node}:1", "another session", key=key_of(node).public))
+        world.feed(ev.Connected(node, 2))
+        world.feed(ev.LayoutReported(node, 2, CHUNKS, digest(b"layout")))
+    commit_second(world, *NODES[:4], *NODES[6:])
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    for node in NODES[:4]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    assert not world.state.digest
+    for node in NODES[:4]:
+        joins(world, node, world.state.committed, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def unawaited_by(*owing: int) -> AuditWorld:
+    """The second round is committed without these, which owe time: they may have made its state all the same."""
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        tells(world, node, BEFORE)
+    held = {conduct.identity(world.state, NODES[i]): Strikes(NODES[i], owes_until=9) for i in owing}
+    world.state = replace(world.state, conduct=replace(world.state.conduct, strikes=held))
+    for node in NODES:
+        world.feed(ev.StepsReached(node, 1, 2))
+    for node in NODES:
+        world.feed(ready(world.state, node))
+    late = {NODES[i] for i in owing}
+    while world.state.committed < 2:
+        for event in list(world.due()):
+            if not (isinstance(event, ev.ReduceComplete) and event.node in late):
+                world.feed(event)
+        wait(world, 1)
+    assert world.state.unawaited == late
+    return world
+
+
+def test_two_are_not_believed_at_last_where_others_say_otherwise_for_whom_the_commit_did_not_wait() -> None:
+    world = unawaited_by(4, 5)
+    for node in NODES[4:6]:
+        tells(world, node, RIGHT)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    for node in NODES[:4]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    wait(world, patience(world))
+    assert world.state.tied and not world.state.digest
+    for node in NODES[4:6]:  # as their disks have it
+        world.feed(ev.StateReported(node, 1, 1, BEFORE))
+    assert world.state.digest == BEFORE and {*NODES[4:6]} <= world.state.members.here.keys()
+
+
+def test_nor_where_the_stream_of_who_said_otherwise_is_broken_at_that_moment() -> None:
+    world = out_but(AuditWorld(b"n").run(), *NODES[:2], *NODES[6:])
+    for node in NODES[:2]:
+        tells(world, node, RIGHT)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    wait(world, world.state.config.checkpoint.patience - 2)
+    for node in NODES[:2]:
+        world.feed(ev.Disconnected(node, 1))
+    wait(world, 5)
+    assert world.state.digest != WRONG and {*NODES[:2]} <= world.state.members.here.keys()
+
+
+def of_hung_trainers(*told: NodeId) -> AuditWorld:
+    """Four of eight made a state, of whom these say which."""
+    config = AuditWorld(b"n").state.config
+    world = two_tell_wrong(*NODES[:4], config=replace(config, members=replace(config.members, stall=60.0)))
+    for node in told:
+        tells(world, node, RIGHT)
+    return world
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["heard", "streams break now and then"])
+def test_who_made_a_state_and_never_says_which_does_not_keep_the_run_waiting_for_ever(breaks: bool) -> None:
+    """Nobody else can say it. The heartbeats go on, of steps that it takes."""
+    world = of_hung_trainers(*NODES[2:4])
+    limit = world.state.config.members.stall + world.state.config.checkpoint.patience
+    for _ in range(int(limit / 10)):
+        assert {*NODES[:4]} <= world.state.members.here.keys()
+        wait(world, 9)
+        for change in (ev.Disconnected, ev.Connected) if breaks else ():
+            for node in NODES[:2]:
+                world.feed(change(node, 1))
+        wait(world, 1)
+    wait(world, 5)
+    assert not {*NODES[:2]} & world.state.members.here.keys() and world.state.digest == RIGHT
+
+
+def test_time_in_which_the_coordinator_was_away_is_nobodys_silence() -> None:
+    world = of_hung_trainers(NODES[2])
+    world.now += 2 * world.state.config.members.stall
+    wait(world, world.state.config.checkpoint.patience - 5)
+    assert {*NODES[:4]} <= world.state.members.here.keys()
