@@ -66,22 +66,23 @@ def two_tell_wrong(*makers: NodeId, config: RunConfig | None = None) -> AuditWor
     world.state = replace(world.state, config=config or world.state.config)
     for node in NODES:
         world.feed(ev.StateReported(node, 1, 1, BEFORE))
-    commit_second(world, *makers)
+    commit_next(world, *makers)
     for node in NODES[6:]:
         tells(world, node, WRONG)
     return world
 
 
-def commit_second(world: AuditWorld, *makers: NodeId) -> None:
+def commit_next(world: AuditWorld, *makers: NodeId) -> None:
+    number = world.state.round.number
     for node in makers:
-        world.feed(ev.StepsReached(node, 1, 2))
+        world.feed(ev.StepsReached(node, 1, number))
     for _ in range(40):
         there = world.state.round.ledger.contributions
         for node in makers if world.state.round.phase is not Phase.REDUCING else ():
             if node not in there:
                 world.feed(ready(world.state, node))
         all_that_is_due(world, 1)
-        if world.state.committed == 2:
+        if world.state.committed == number:
             break
     assert world.state.makers == set(makers)
 

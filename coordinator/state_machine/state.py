@@ -361,7 +361,7 @@ class State(Struct, frozen=True, gc=False):
     # node's delta of this one
     earlier: dict[NodeId, tuple[int, ...]] = {}
     has_until_member: bool = False  # a commit had the member without which the run does not end
-    lost_state: LostState | None = None  # nobody has the state, but one an older one
+    lost_state: LostState | None = None  # who has the state, or is to say what it is, is waited for
     tied: bool = (
         False  # those who made the last commit's state made different ones, and no more of one than another
     )
