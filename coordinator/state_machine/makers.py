@@ -3,7 +3,7 @@
 Up to a quarter of the members may lie, or be broken. While most of them are here the majority of these
 tells which state is right (`state_sync`); when half are gone, or more, it takes more than that quarter, and the
 run waits for it, and makes no round meanwhile (`rollback`): who stays while the others' connections are broken is
-no majority.
+no majority. Where no more than half of the members made the state it takes most of those, here or gone.
 """
 
 from collections import Counter
@@ -83,9 +83,9 @@ def may_tell(state: State, votes: int, made: bool = True) -> bool:
 
 
 def _electorate(makers: int, fleet: int) -> int:
-    """Of how many up to a quarter may lie: of all members, if more made the state than twice as many; else of the
-    makers, for of two in four nobody can tell which two."""
-    return fleet if makers > 2 * (fleet // 4) else makers
+    """Of how many a quarter is too few: of all members, and of who made the state, where these are fewer than half
+    of them, so many that it takes most of these: more of them may lie, but then nobody can tell."""
+    return min(fleet, 2 * makers)
 
 
 def told_late(state: State) -> CommittedState | None:

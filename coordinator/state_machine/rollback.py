@@ -49,6 +49,7 @@ from atoll.coordinator.causes.observations import Standing
 from atoll.coordinator.causes.verdict import of_void
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.changes import remove
+from atoll.coordinator.state_machine.conduct import Consequence, consequence
 from atoll.coordinator.state_machine.credit import take_back
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
@@ -116,12 +117,15 @@ def newest_proven(state: State) -> CommittedState | None:
 
 
 def possible_holders(state: State) -> list[NodeId]:
-    """Nodes that may still bring the state: they had it, or could make it, and have not said otherwise since."""
+    """Nodes that may still bring the state: they had it, or could make it, and have not said otherwise since, nor
+    are kept out for ever."""
     k, members = state.committed, state.members
     away = [
         n
         for n, m in members.departed.items()
-        if m.state is MemberState.EVICTED and (n in state.makers or n in state.unawaited or m.state_round == k)
+        if m.state is MemberState.EVICTED
+        and (n in state.makers or n in state.unawaited or m.state_round == k)
+        and consequence(state, n) is not Consequence.BANNED
     ]
     coming = [
         n

@@ -83,6 +83,20 @@ def test_of_a_quarter_of_all_are_those_too_that_fetch_a_state() -> None:
     assert world.state.digest == RIGHT
 
 
+@pytest.mark.parametrize("told", [(), NODES[1:2]], ids=["another is silent", "another says otherwise"])
+def test_two_of_four_that_made_a_state_do_not_name_it_where_one_of_the_others_is_put_out(
+    told: tuple[NodeId, ...],
+) -> None:
+    world = two_tell_wrong(*NODES[:2], *NODES[6:])
+    for node in told:
+        tells(world, node, RIGHT)
+    world.feed(ev.Expired(NODES[0], 1, "it was not heard"))
+    assert not world.state.digest and not world.state.tied
+    joins(world, NODES[0], 2, RIGHT)
+    tells(world, NODES[1], RIGHT)
+    assert world.state.digest == BEFORE, "nobody can tell which two lie; who stood by has the state before"
+
+
 def unawaited_by(*owing: int) -> AuditWorld:
     """The second round is committed without these, which owe time: they may have made its state all the same."""
     world = AuditWorld(b"n").run()
@@ -153,8 +167,9 @@ def test_who_made_a_state_and_never_says_which_does_not_keep_the_run_waiting_for
             for node in NODES[:2]:
                 world.feed(change(node, 1))
         wait(world, 1)
-    wait(world, 5)
-    assert not {*NODES[:2]} & world.state.members.here.keys() and world.state.digest == RIGHT
+    wait(world, rollback.SETTLE_SECONDS)
+    assert not {*NODES[:2]} & world.state.members.here.keys()
+    assert world.state.digest == BEFORE, "the two that said it may lie, and others have the state before"
 
 
 def test_time_in_which_the_coordinator_was_away_is_nobodys_silence() -> None:
@@ -162,3 +177,15 @@ def test_time_in_which_the_coordinator_was_away_is_nobodys_silence() -> None:
     world.now += 2 * world.state.config.members.stall
     wait(world, world.state.config.checkpoint.patience - 5)
     assert {*NODES[:4]} <= world.state.members.here.keys()
+
+
+def test_who_is_banned_is_not_waited_for() -> None:
+    """The operator bans the two that have what they made up, and nobody else has a state of that round."""
+    world = out_but(AuditWorld(b"n").run().go_on().run(), *NODES[6:])
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+        world.feed(ev.Banned(node, "it lies"))
+    for node in NODES[:6]:
+        joins(world, node, world.state.committed - 1, BEFORE)
+    wait(world, rollback.SETTLE_SECONDS + 2)
+    assert world.state.digest == BEFORE

@@ -263,6 +263,9 @@ def test_who_made_no_part_of_a_state_does_not_name_it_while_its_makers_are_away_
         assert not world.state.digest
     for node in NODES[made // 2 : made]:
         back(world, node, RIGHT)
+    assert bool(world.state.digest) == (made > 4), "two may lie"
+    for node in NODES[: made // 2]:
+        joins(world, node, 2, RIGHT)
     assert world.state.digest == RIGHT
 
 

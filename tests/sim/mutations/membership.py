@@ -140,7 +140,7 @@ MUTATIONS = [
     Mutation(
         "a quarter of the members name a state that one of them did not make",
         C + "state_machine/makers.py",
-        "return fleet if makers > 2 * (fleet // 4) else makers",
+        "return min(fleet, 2 * makers)",
         "return makers",
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
@@ -184,6 +184,13 @@ MUTATIONS = [
         C + "state_machine/rollback.py",
         "late = now >= since.doubted_at + state.config.checkpoint.patience\n        return _put",
         "late = True\n        return _put",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "who is banned is waited for",
+        C + "state_machine/rollback.py",
+        "        and consequence(state, n) is not Consequence.BANNED\n",
+        "",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
