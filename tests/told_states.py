@@ -63,7 +63,9 @@ def all_that_is_due(world: AuditWorld, seconds: float) -> None:
 def two_tell_wrong(*makers: NodeId, config: RunConfig | None = None) -> AuditWorld:
     """The second round is committed by these, and all others stood by."""
     world = AuditWorld(b"n").run()
-    world.state = replace(world.state, config=config or world.state.config)
+    config = config or world.state.config
+    rounds = replace(config.rounds, quorum=len(makers) / len(NODES))
+    world.state = replace(world.state, config=replace(config, rounds=rounds))
     for node in NODES:
         world.feed(ev.StateReported(node, 1, 1, BEFORE))
     commit_next(world, *makers)

@@ -253,7 +253,7 @@ def test_a_quarter_of_the_members_does_not_name_a_state_that_seven_of_eight_made
     assert world.state.digest == RIGHT and not world.state.members.here.keys() & set(NODES[6:])
 
 
-@pytest.mark.parametrize("made", [4, 6])
+@pytest.mark.parametrize("made", [2, 4, 6])
 def test_who_made_no_part_of_a_state_does_not_name_it_while_its_makers_are_away_for_a_moment(made: int) -> None:
     world = two_tell_wrong(*NODES[:made])
     for node in NODES[:made]:
