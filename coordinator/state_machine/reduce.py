@@ -343,6 +343,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         earlier=state.earlier | _earlier(state, parts),
         committed=r.number,
         digest=b"",
+        lost_state=None,
         sealed=ledger.root,
         makers=frozenset(members_),
         fleet=fleet,

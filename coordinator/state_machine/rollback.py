@@ -141,7 +141,9 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     doubt = is_in_doubt(state)
     silent = _silent(state, now) if past is None and not doubt else []
     if past is None and not state.tied and not doubt and not silent:
-        return state if state.lost_state is None else replace(state, lost_state=None)
+        since = None if state.lost_state is None or state.digest else _seen(state.lost_state, now)
+        since = since if since is None else replace(since, lost_at=inf)  # who has it may be here for a moment
+        return state if since == state.lost_state else replace(state, lost_state=since)
     if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
         return _void(state, past, now, out)
     since = _waiting(state, now, doubt or bool(silent))
@@ -193,9 +195,10 @@ def _silent(state: State, now: float) -> list[NodeId]:
     """Who made the last commit's state and has not said which it is in the time after which a trainer counts as
     hung, where others have, and are too few to name it."""
     waits = state.committed and not state.digest and not state.tied and state.round.phase is not Phase.FINISHED
-    if not waits or now <= state.round.started_at + state.config.members.stall or not told_digests(state):
+    if not waits or now <= state.round.started_at + state.config.members.stall:
         return []
-    return silent_makers(state)
+    told = any(m.state_round == state.committed for m in makers_here(state))
+    return silent_makers(state) if told else []
 
 
 def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:
@@ -208,11 +211,7 @@ def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:
 
 def _waiting(state: State, now: float, doubt: bool) -> LostState:
     """Since when the run waits, and who came meanwhile. In doubt all have to tell what they made."""
-    since = state.lost_state
-    if since is None or now > since.seen_at + MAX_TICK_GAP_SECONDS:
-        since = LostState(now)
-    elif now > since.seen_at + MAX_TICK_GAP_SECONDS / 4:
-        since = replace(since, seen_at=now)
+    since = _seen(state.lost_state, now)
     if doubt:
         since = replace(since, doubted_at=min(since.doubted_at, now), lost_at=inf)
     else:
@@ -225,6 +224,13 @@ def _waiting(state: State, now: float, doubt: bool) -> LostState:
     if possible_holders(state) or (doubt and any(m.state_round != state.committed for m in makers_here(state))):
         return replace(since, all_back_at=None)
     return since if since.all_back_at is not None else replace(since, all_back_at=now)
+
+
+def _seen(since: LostState | None, now: float) -> LostState:
+    """The wait goes on, unless the coordinator was away."""
+    if since is None or now > since.seen_at + MAX_TICK_GAP_SECONDS:
+        return LostState(now)
+    return replace(since, seen_at=now) if now > since.seen_at + MAX_TICK_GAP_SECONDS / 4 else since
 
 
 def _returned(state: State) -> frozenset[tuple[NodeId, int, bool]]:

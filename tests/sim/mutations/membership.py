@@ -187,6 +187,13 @@ MUTATIONS = [
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
+        "a moment without doubt begins the patience anew",
+        C + "state_machine/rollback.py",
+        "since = None if state.lost_state is None or state.digest else _seen(state.lost_state, now)",
+        "since = None",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
         "who is banned is waited for",
         C + "state_machine/rollback.py",
         "        and consequence(state, n) is not Consequence.BANNED\n",
