@@ -42,7 +42,7 @@ test-long: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "long and not e2e and not chaos" $(CORES)
 	$(PYTEST) --timeout 1200 -m "long and e2e and not alone and not chaos" $(E2E)
 
-# All runs of real processes, of which the above has one of each kind: more than an hour.
+# All runs of real processes, of which the above has one of each kind: about an hour.
 e2e: .venv/installed-dev chromium prometheus
 	$(PYTEST) --timeout 1200 -m "e2e and not alone" $(E2E)
 

@@ -14,18 +14,6 @@ BEFORE = digest(b"1")  # as `AuditWorld` has it
 NODES = [NodeId(f"n{i}") for i in range(1, 9)]
 
 
-def all_streams_break_after_a_commit() -> AuditWorld:
-    world = AuditWorld(b"n").run()
-    for node in NODES:
-        world.feed(ev.Disconnected(node, 1))
-    return world
-
-
-def back(world: AuditWorld, node: NodeId, state: bytes) -> None:
-    world.feed(ev.Connected(node, 1))
-    world.feed(ev.StateReported(node, 1, world.state.committed, state))
-
-
 def out_but(world: AuditWorld, *stay: NodeId) -> AuditWorld:
     """The others' streams broke after a commit, for longer than they had to come back."""
     for node in NODES:
@@ -75,6 +63,7 @@ def two_tell_wrong(*makers: NodeId, config: RunConfig | None = None) -> AuditWor
 
 
 def commit_next(world: AuditWorld, *makers: NodeId) -> None:
+    """The next round is committed by these alone."""
     number = world.state.round.number
     for node in makers:
         world.feed(ev.StepsReached(node, 1, number))

@@ -141,8 +141,9 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     doubt = is_in_doubt(state)
     silent = _silent(state, now) if past is None and not doubt else []
     if past is None and not state.tied and not doubt and not silent:
-        since = None if state.lost_state is None or state.digest else _seen(state.lost_state, now)
-        since = since if since is None else replace(since, lost_at=inf)  # who has it may be here for a moment
+        since = None
+        if state.lost_state is not None and not state.digest:  # who has it may be here for a moment alone
+            since = replace(_seen(state.lost_state, now), lost_at=inf)
         return state if since == state.lost_state else replace(state, lost_state=since)
     if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
         return _void(state, past, now, out)
@@ -195,10 +196,9 @@ def _silent(state: State, now: float) -> list[NodeId]:
     """Who made the last commit's state and has not said which it is in the time after which a trainer counts as
     hung, where others have, and are too few to name it."""
     waits = state.committed and not state.digest and not state.tied and state.round.phase is not Phase.FINISHED
-    if not waits or now <= state.round.started_at + state.config.members.stall:
+    if not waits or now <= state.round.started_at + state.config.members.stall or not told_digests(state):
         return []
-    told = any(m.state_round == state.committed for m in makers_here(state))
-    return silent_makers(state) if told else []
+    return silent_makers(state)
 
 
 def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:

@@ -15,8 +15,6 @@ SECONDS = int(os.environ.get("ATOLL_GUIDED_SECONDS", "0"))
 MUTATIONS = ["-seed=1", "-runs=20000", "-max_total_time=2"] if not SECONDS else [f"-max_total_time={SECONDS}"]
 MARGIN = 130  # seconds to start, and for the last input
 TESTS = Path(__file__).parent.parent
-
-
 LOTS = [[*DECODERS][i::4] for i in range(4)]  # loading takes longer than most of the mutations
 
 

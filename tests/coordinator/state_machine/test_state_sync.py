@@ -7,9 +7,7 @@ from told_states import (
     NODES,
     RIGHT,
     WRONG,
-    all_streams_break_after_a_commit,
     all_that_is_due,
-    back,
     joins,
     last_round,
     out_but,
@@ -24,6 +22,18 @@ from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.state import Phase, RoundState
+
+
+def all_streams_break_after_a_commit() -> AuditWorld:
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        world.feed(ev.Disconnected(node, 1))
+    return world
+
+
+def back(world: AuditWorld, node: NodeId, state: bytes) -> None:
+    world.feed(ev.Connected(node, 1))
+    world.feed(ev.StateReported(node, 1, world.state.committed, state))
 
 
 def test_who_is_back_first_after_all_streams_broke_does_not_name_the_state_alone() -> None:

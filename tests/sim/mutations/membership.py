@@ -189,8 +189,8 @@ MUTATIONS = [
     Mutation(
         "a moment without doubt begins the patience anew",
         C + "state_machine/rollback.py",
-        "since = None if state.lost_state is None or state.digest else _seen(state.lost_state, now)",
-        "since = None",
+        "if state.lost_state is not None and not state.digest:  # who",
+        "if False:  # who",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
