@@ -50,6 +50,14 @@ def all_that_is_due(world: AuditWorld, seconds: float) -> None:
 
 def two_tell_wrong(*makers: NodeId, config: RunConfig | None = None) -> AuditWorld:
     """The second round is committed by these, and all others stood by."""
+    world = made_by(*makers, config=config)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    return world
+
+
+def made_by(*makers: NodeId, config: RunConfig | None = None) -> AuditWorld:
+    """The second round is committed by these, who have said nothing of it, and all others stood by."""
     world = AuditWorld(b"n").run()
     config = config or world.state.config
     rounds = replace(config.rounds, quorum=len(makers) / len(NODES))
@@ -57,8 +65,6 @@ def two_tell_wrong(*makers: NodeId, config: RunConfig | None = None) -> AuditWor
     for node in NODES:
         world.feed(ev.StateReported(node, 1, 1, BEFORE))
     commit_next(world, *makers)
-    for node in NODES[6:]:
-        tells(world, node, WRONG)
     return world
 
 

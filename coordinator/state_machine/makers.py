@@ -42,9 +42,11 @@ def voters(state: State) -> tuple[NodeId, ...]:
 
 
 def told_digests(state: State) -> dict[NodeId, bytes]:
-    """What they said that it is."""
-    here = state.members.here
-    return {n: m.state_digest for n in voters(state) if (m := here[n]).state_round == state.committed}
+    """What they said that it is, with those of its makers that said it and then good-bye."""
+    here, departed, k = state.members.here, state.members.departed, state.committed
+    left = (m for n in state.makers if (m := departed.get(n)) is not None and m.state is MemberState.LEFT)
+    members = (*(here[n] for n in voters(state)), *sorted(left, key=lambda m: order(m.node)))
+    return {m.node: m.state_digest for m in members if m.state_round == k}
 
 
 def silent_makers(state: State) -> list[NodeId]:

@@ -16,13 +16,15 @@ member's word convicts another; nor where most of them are gone before its diges
 waited for, and those that are left are so few that all may lie. Then state k is as good as lost (`State.tied`):
 its makers go back to what their disks have of before it, and as soon as state k-1 is proven round k is void,
 unless a maker that was not heard says the same as others, of more than may lie. Where no disk has it, patience
-runs out, and the run goes on with the one that the first of them made.
+runs out, and the run goes on with the one that most have, or the first of them, unless all who have it may lie:
+then it waits.
 
 While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
 has the state comes and goes; who goes has one more from then on, so that two are the most of each.
 
 Nor is who made state k waited for without end where it is here and says nothing, so that the others are too few
-to name it: `members.stall` seconds after the commit one more patience begins, and then it is put out.
+to name it, or have state k-1 and nothing newer: `members.stall` seconds after the commit one more patience begins,
+and then it is put out, and has the time of who is gone to come back.
 
 Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
 whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
@@ -41,6 +43,7 @@ A node contributes only once its disk has the last round. So where disks work, o
 all died between its commit and the end of its write to any disk.
 """
 
+from collections.abc import Container
 from math import inf
 
 from atoll.comm.ids import NodeId
@@ -84,7 +87,8 @@ def wait_reason(state: State) -> str:
     """The sentence that says for whom a run waits whose state is lost, or in doubt; empty: it is not."""
     k, doubt = state.committed, is_in_doubt(state)
     if not doubt and not state.state_lost:
-        return ""
+        since = state.lost_state
+        return _why_silent(state) if since is not None and since.silent_at < inf and not state.digest else ""
     if state.tied:
         return f"nobody can tell which state of round {k} is right: waits for who has the state before it on disk"
     proven, may = newest_proven(state), possible_holders(state)
@@ -107,11 +111,20 @@ def wait_reason(state: State) -> str:
     return f"{reason}waits {limit:g} s at most for {names} to return, then goes on from the state of round {j}"
 
 
-def newest_proven(state: State) -> CommittedState | None:
-    """The newest of the run's states that a member here proves to hold."""
+def _why_silent(state: State) -> str:
+    """For whom a run waits whose state is told by too few of those that made it, and are here."""
+    if not (silent := silent_makers(state)):
+        return ""
+    made, limit = f"the state of round {state.committed}", state.config.checkpoint.patience
+    return f"{state.names(silent)} made {made} and did not say which it is: waits {limit:g} s at most for that"
+
+
+def newest_proven(state: State, but: Container[NodeId] = ()) -> CommittedState | None:
+    """The newest of the run's states that a member here, `but` for these, proves to hold."""
     late = told_late(state)
     known = {past.digest: past for past in (*state.past, *((late,) if late is not None else ()))}
-    giving = (m for m in state.members.here.values() if m.state_round >= 0 and not m.saves_bytes)
+    here = state.members.here.items()
+    giving = (m for n, m in here if m.state_round >= 0 and not m.saves_bytes and n not in but)
     told = (known.get(m.state_digest) for m in giving)
     return max((past for past in told if past is not None), key=lambda past: past.round, default=None)
 
@@ -147,11 +160,11 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
         return state if since == state.lost_state else replace(state, lost_state=since)
     if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
         return _void(state, past, now, out)
-    since = _waiting(state, now, doubt or bool(silent))
+    since = _unheard(state, now) if silent else _waiting(state, now, doubt)
     if since != state.lost_state:
         return replace(state, lost_state=since)
     if silent:
-        late = now >= since.doubted_at + state.config.checkpoint.patience
+        late = now >= since.silent_at + state.config.checkpoint.patience
         return _put_out(state, silent, out) if late else state
     began, last = (since.doubted_at, since.doubted_at) if doubt else (since.at, since.lost_at)
     if state.tied and past is None:
@@ -194,11 +207,12 @@ def is_in_doubt(state: State) -> bool:
 
 def _silent(state: State, now: float) -> list[NodeId]:
     """Who made the last commit's state and has not said which it is in the time after which a trainer counts as
-    hung, where others have, and are too few to name it."""
+    hung, where the others that said it are too few to name it, or some have an older one, and cannot go on."""
     waits = state.committed and not state.digest and not state.tied and state.round.phase is not Phase.FINISHED
-    if not waits or now <= state.round.started_at + state.config.members.stall or not told_digests(state):
+    if not waits or now <= state.round.started_at + state.config.members.stall:
         return []
-    return silent_makers(state)
+    silent = silent_makers(state)
+    return silent if told_digests(state) or newest_proven(state, silent) is not None else []
 
 
 def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:
@@ -207,6 +221,12 @@ def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:
         reason = f"it did not say which state of round {state.committed} it made"
         state = remove(state, node, MemberState.EVICTED, reason, out, Standing.STALLED)
     return state
+
+
+def _unheard(state: State, now: float) -> LostState:
+    """Since when the run waits for those that do not say what they made."""
+    since = _seen(state.lost_state, now)
+    return replace(since, silent_at=min(since.silent_at, now), lost_at=inf)
 
 
 def _waiting(state: State, now: float, doubt: bool) -> LostState:
@@ -305,7 +325,7 @@ def begin_tie(state: State, told: tuple[NodeId, ...], out: list[Effect]) -> Stat
         list[Member](),
     )
     for n in sorted({*told, *state.holders, *(m.node for m in makers_here(state))}, key=order):
-        digest = here[n].state_digest if n in told else b""  # else it may be of an older state
+        digest = here[n].state_digest if here[n].state_round == k else b""  # else it is of an older state
         member = replace(here[n], state_round=-1, state_digest=digest)
         if member.state is not MemberState.JOINING:  # first it says which model it has
             member = replace(member, state=MemberState.RECOVERING, reason=why)
@@ -319,7 +339,7 @@ def record_opinion(state: State, node: NodeId, digest: bytes, out: list[Effect])
     that was not heard before may say the same as one of the others: then it is the run's."""
     member = replace(state.members.here[node], state_round=-1, state_digest=digest)
     state = replace(state, members=who.put(state.members, member))
-    told = _told(state)
+    told = _told(state, state.makers)
     alike = [n for n, d in told.items() if d == digest]
     if node not in told or len(alike) < 2 or 2 * len(alike) <= len(told) or not may_tell(state, len(alike)):
         return state
@@ -328,10 +348,11 @@ def record_opinion(state: State, node: NodeId, digest: bytes, out: list[Effect])
 
 
 def _end_tie(state: State, out: list[Effect]) -> State:
-    """No disk has an older state: go on with the one that most of the makers here have, of as many the first's."""
-    told = _told(state)
+    """No disk has an older state: go on with the one that most have, of as many the first's. Where others differ,
+    and all who have it may lie, the run waits."""
+    told = _told(state, state.makers | state.unawaited)
     digest, votes = most_common(told)
-    if not votes:
+    if votes < len(told) and not may_tell(state, votes, state.makers.issuperset(told)) or not votes:
         return state
     alike = [n for n, d in told.items() if d == digest]
     k, name = state.committed, state.name(alike[0])
@@ -339,10 +360,10 @@ def _end_tie(state: State, out: list[Effect]) -> State:
     return _without_tie(state, digest, alike)
 
 
-def _told(state: State) -> dict[NodeId, bytes]:
-    """What makers of the last commit's state that are here said that they hold of it, while it is tied."""
+def _told(state: State, of: frozenset[NodeId]) -> dict[NodeId, bytes]:
+    """What these that are here said that they hold of the last commit's state, while it is tied."""
     here = state.members.here
-    makers = (here[n] for n in sorted(here, key=order) if n in state.makers)
+    makers = (here[n] for n in sorted(here, key=order) if n in of)
     return {m.node: m.state_digest for m in makers if m.state_round < 0 and m.state_digest}
 
 

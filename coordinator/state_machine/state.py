@@ -244,6 +244,7 @@ class LostState(Struct, frozen=True, gc=False):
     at: float = inf  # seconds; since when nobody has it and an older one is proven, or it is tied
     lost_at: float = inf  # seconds; the same, or later: who had it was here again, too few to be believed
     doubted_at: float = inf  # seconds; since when they were
+    silent_at: float = inf  # seconds; since when the run waits for those that made it to say which it is
     # lives that are trusted and may bring it, and whether they are connected
     returned: frozenset[tuple[NodeId, int, bool]] = frozenset()
     returned_at: float = 0.0  # seconds; when the last of these came, was connected, or was heard again

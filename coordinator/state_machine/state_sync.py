@@ -108,7 +108,7 @@ def settle_digests(state: State, out: list[Effect]) -> State:
             return state  # else one that stays while the others' streams are broken would name it alone
         if makers.is_equal_vote(told, votes):
             over = state.round.phase is Phase.FINISHED  # one that comes back may tell yet; nothing waits for it
-            return state if over else rollback.begin_tie(state, tuple(told), out)
+            return state if over else rollback.begin_tie(state, tuple(n for n in told if n in here), out)
         state = replace(state, digest=digest)
     if (pending := state.pending) is not None:
         if len(told.keys() | pending.digests) != len(pending.digests) or not pending.state_digest:
@@ -119,7 +119,7 @@ def settle_digests(state: State, out: list[Effect]) -> State:
     holders = [m for m in here.values() if m.state_round == state.committed]
     for member in holders:
         state = _hold_against(state, member, out)
-    complete = len(told) == len(voters) and state.round.evaluator is None and not inquiry.is_open(state)
+    complete = told.keys() >= set(voters) and state.round.evaluator is None and not inquiry.is_open(state)
     if complete and state.round.phase is not Phase.FINISHED:
         return publish(state, out)
     return state
@@ -128,9 +128,10 @@ def settle_digests(state: State, out: list[Effect]) -> State:
 def may_settle(state: State) -> bool:
     """Whether enough members have told their state for the digest to be named or the record to be published."""
     told = state.members.holding.get(state.committed, 0)
-    voters = len(state.makers) - (state.members.losses - state.losses_at_commit)  # at least so many
+    lost = state.members.losses - state.losses_at_commit  # at most so many of the makers, and these may have told
+    voters = len(state.makers) - lost
     last = told >= voters if state.pending is not None else not state.digest and told > 0
-    return last or (not state.digest and 2 * told > voters)
+    return last or (not state.digest and 2 * (told + lost) > voters)
 
 
 def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:

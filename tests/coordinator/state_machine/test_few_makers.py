@@ -10,12 +10,14 @@ from told_states import (
     commit_next,
     joins,
     last_round,
+    made_by,
     out_but,
     tells,
     two_tell_wrong,
     wait,
 )
 
+from atoll.comm.config.run import RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
@@ -149,10 +151,30 @@ def test_nor_where_the_stream_of_who_said_otherwise_is_broken_at_that_moment() -
     assert world.state.digest != WRONG and {*NODES[:2]} <= world.state.members.here.keys()
 
 
+@pytest.mark.parametrize("others", [(), NODES[:4]], ids=["the others are away", "the others come back"])
+def test_nor_are_they_where_nobody_has_the_state_before(others: list[NodeId]) -> None:
+    world = unawaited_by(4, 5)
+    for node in NODES[4:6]:
+        tells(world, node, RIGHT)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    for node in NODES[:4]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    wait(world, 3 * patience(world))
+    assert world.state.tied and "nobody can tell" in rollback.wait_reason(world.state)
+    for node in others:
+        joins(world, node, 2, RIGHT)
+    assert world.state.digest == (RIGHT if others else b"")
+
+
+def of_short_stalls() -> RunConfig:
+    config = AuditWorld(b"n").state.config
+    return replace(config, members=replace(config.members, stall=60.0))
+
+
 def of_hung_trainers(*told: NodeId) -> AuditWorld:
     """Four of eight made a state, of whom these say which."""
-    config = AuditWorld(b"n").state.config
-    world = two_tell_wrong(*NODES[:4], config=replace(config, members=replace(config.members, stall=60.0)))
+    world = two_tell_wrong(*NODES[:4], config=of_short_stalls())
     for node in told:
         tells(world, node, RIGHT)
     return world
@@ -174,7 +196,62 @@ def test_who_made_a_state_and_never_says_which_does_not_keep_the_run_waiting_for
         wait(world, 1)
     wait(world, rollback.SETTLE_SECONDS)
     assert not {*NODES[:2]} & world.state.members.here.keys()
+    wait(world, world.state.config.checkpoint.patience)
     assert world.state.digest == BEFORE, "the two that said it may lie, and others have the state before"
+
+
+def test_who_is_put_out_for_its_silence_has_time_to_come_back_with_what_it_made() -> None:
+    world = of_hung_trainers(*NODES[2:4])
+    wait(world, world.state.config.members.stall + patience(world))
+    assert not {*NODES[:2]} & world.state.members.here.keys() and not world.state.digest
+    wait(world, world.state.config.checkpoint.patience / 2)
+    for node in NODES[:2]:
+        joins(world, node, 2, RIGHT)
+    assert world.state.digest == RIGHT and world.state.committed == 2
+
+
+@pytest.mark.parametrize("makers", [NODES[6:], NODES[4:]], ids=["two", "half"])
+def test_where_all_that_made_a_state_never_say_which_the_run_goes_back(makers: list[NodeId]) -> None:
+    """They are a quorum, as the others were paused, and all others have the state before."""
+    world = made_by(*makers, config=of_short_stalls())
+    wait(world, world.state.config.members.stall + world.state.config.checkpoint.patience / 2)
+    assert world.state.members.here.keys() >= {*makers}
+    assert "did not say which" in rollback.wait_reason(world.state)
+    wait(world, 2 * patience(world))
+    assert world.state.digest == BEFORE and not world.state.members.here.keys() & {*makers}
+
+
+def test_where_nobody_has_an_older_state_those_that_made_it_are_waited_for() -> None:
+    """All made it, train on, and take longer than that to say so, as their disks are slow."""
+    world = made_by(*NODES, config=of_short_stalls())
+    for step in range(int(2 * (world.state.config.members.stall + patience(world)) / 10)):
+        for node in NODES:
+            world.feed(ev.Heartbeat(node, 1, "inner", 3, step))
+        wait(world, 10)
+    assert len(world.state.members.here) == len(NODES)
+
+
+@pytest.mark.parametrize("left", [1, 2])
+def test_of_a_finished_run_the_words_of_those_count_that_said_good_bye_since(left: int) -> None:
+    world = made_by(*NODES[:4], config=last_round().state.config)
+    assert world.state.round.phase is Phase.FINISHED
+    for node in NODES[:left]:
+        tells(world, node, RIGHT)
+        world.feed(ev.Leaving(node, 1, "the run is finished"))
+    tells(world, NODES[2], RIGHT)
+    assert bool(world.state.digest) is (left == 2), "three of eight do not lie"
+    tells(world, NODES[3], RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def test_nor_do_two_that_said_good_bye_name_it_alone() -> None:
+    world = made_by(*NODES[:2], *NODES[6:], config=last_round().state.config)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+        world.feed(ev.Leaving(node, 1, "the run is finished"))
+    for node in NODES[:2]:
+        tells(world, node, RIGHT)
+    assert not world.state.digest
 
 
 def test_time_in_which_the_coordinator_was_away_is_nobodys_silence() -> None:
