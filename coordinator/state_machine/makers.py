@@ -9,8 +9,11 @@ no majority. Where no more than half of the members made the state it takes most
 from collections import Counter
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine.conduct import Consequence, consequence
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import CommittedState, State, most_common, order
+
+AWAY_ROUNDS = 20  # commits for which a member that is away still counts as one
 
 
 def makers_here(state: State) -> list[Member]:
@@ -42,16 +45,33 @@ def voters(state: State) -> tuple[NodeId, ...]:
 
 
 def told_digests(state: State) -> dict[NodeId, bytes]:
-    """What they said that it is, with those of its makers that said it and then good-bye."""
-    here, departed, k = state.members.here, state.members.departed, state.committed
-    left = (m for n in state.makers if (m := departed.get(n)) is not None and m.state is MemberState.LEFT)
-    members = (*(here[n] for n in voters(state)), *sorted(left, key=lambda m: order(m.node)))
-    return {m.node: m.state_digest for m in members if m.state_round == k}
+    """What they said that it is, with its makers that said it and then good-bye, while others of these are here:
+    a stranger's word is not added to theirs."""
+    here = state.members.here
+    members = [here[n] for n in voters(state)]
+    if makers_here(state):
+        members += _makers_that_left(state)
+    return {m.node: m.state_digest for m in members if m.state_round == state.committed}
+
+
+def _makers_that_left(state: State) -> list[Member]:
+    """With a good-bye, and not banned since."""
+    departed = ((n, state.members.departed.get(n)) for n in sorted(state.makers, key=order))
+    left = [m for _, m in departed if m is not None and m.state is MemberState.LEFT]
+    return [m for m in left if consequence(state, m.node) is not Consequence.BANNED]
 
 
 def silent_makers(state: State) -> list[NodeId]:
     """Those that are here, heard lately or not, and have not said what they made."""
     return [m.node for m in makers_here(state) if m.state_round != state.committed]
+
+
+def away_lately(state: State) -> list[NodeId]:
+    """Members that are away, without a good-bye, and had a state of one of the last `AWAY_ROUNDS` commits. They
+    count among all members, of whom a quarter may lie: who is away for a round makes others' lies no truer."""
+    oldest = max(state.committed - AWAY_ROUNDS, 0)
+    departed = state.members.departed.items()
+    return [n for n, m in departed if m.state is MemberState.EVICTED and m.state_round > oldest]
 
 
 def are_too_few(state: State, votes: int) -> bool:

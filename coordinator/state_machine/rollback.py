@@ -20,7 +20,9 @@ runs out, and the run goes on with the one that most have, or the first of them,
 then it waits.
 
 While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
-has the state comes and goes; who goes has one more from then on, so that two are the most of each.
+has the state comes and goes; who goes has one more from then on, so that two are the most of each. Those who are
+too few are believed, where nobody has an older state, once they were alone with it for a patience without a break,
+or all are back: not for a moment in which the others' streams broke.
 
 Nor is who made state k waited for without end where it is here and says nothing, so that the others are too few
 to name it, or have state k-1 and nothing newer: `members.stall` seconds after the commit one more patience begins,
@@ -150,13 +152,13 @@ def possible_holders(state: State) -> list[NodeId]:
 
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
-    past = newest_proven(state) if state.state_lost or state.tied else None
+    past = _proven_enough(state) if state.state_lost or state.tied else None
     doubt = is_in_doubt(state)
     silent = _silent(state, now) if past is None and not doubt else []
     if past is None and not state.tied and not doubt and not silent:
         since = None
         if state.lost_state is not None and not state.digest:  # who has it may be here for a moment alone
-            since = replace(_seen(state.lost_state, now), lost_at=inf)
+            since = replace(_seen(state.lost_state, now), lost_at=inf, alone_at=inf)
         return state if since == state.lost_state else replace(state, lost_state=since)
     if past is not None and state.tied and past.round == state.committed - 1:  # nothing newer can be proven
         return _void(state, past, now, out)
@@ -167,8 +169,9 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
         late = now >= since.silent_at + state.config.checkpoint.patience
         return _put_out(state, silent, out) if late else state
     began, last = (since.doubted_at, since.doubted_at) if doubt else (since.at, since.lost_at)
+    alone = now >= since.alone_at + state.config.checkpoint.patience
     if state.tied and past is None:
-        return _end_tie(state, out) if now >= began + state.config.checkpoint.patience else state
+        return _end_tie(state, alone, out) if now >= began + state.config.checkpoint.patience else state
     lost = state.committed - past.round if past is not None else 1  # rounds
     patience = lost * state.config.checkpoint.patience
     settled = now >= since.returned_at + SETTLE_SECONDS
@@ -176,17 +179,32 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     late, too_late = now >= last + patience, now >= began + 2 * patience
     if not (too_late or (settled and (late or all_back))):
         return state
-    return _end_doubt(state, out) if past is None else _void(state, past, now, out)
+    if past is not None:
+        return _void(state, past, now, out)
+    return _end_doubt(state, alone or (settled and all_back), out)
 
 
-def _end_doubt(state: State, out: list[Effect]) -> State:
+def _proven_enough(state: State) -> CommittedState | None:
+    """The state to go back to. While members have different ones of the last commit, one of before the commit
+    before it is such a state where so many prove it that not all may lie."""
+    past = newest_proven(state)
+    if past is None or not state.tied or past.round == state.committed - 1:
+        return past
+    votes = sum(m.state_digest == past.digest for m in state.members.here.values())
+    return past if may_tell(state, votes, made=False) else None
+
+
+def _end_doubt(state: State, alone: bool, out: list[Effect]) -> State:
     """Those who have the last commit's state are as few as may lie. Where a member proves the state before, all go
-    back to that: it costs one round. Else they are believed, if they agree: it would cost more."""
+    back to that: it costs one round. Else they are believed, if they agree: it would cost more. `alone`: they are
+    the only ones that have any, and that not for a moment in which the others' streams broke."""
     here, past = state.members.here, newest_proven(state)
     told = {n: here[n].state_digest for n in sorted(here, key=order) if here[n].state_round == state.committed}
     digest, votes = most_common(told)
     if not votes or votes < len(told) or (past is not None and past.round == state.committed - 1):
         return begin_tie(state, tuple(told), out)
+    if not alone:
+        return state
     k, has = state.committed, "has" if votes == 1 else "have"
     out.append(
         Note(f"nobody else has a state of round {k - 1} or {k}: the run has what {state.names(told)} {has}")
@@ -212,7 +230,9 @@ def _silent(state: State, now: float) -> list[NodeId]:
     if not waits or now <= state.round.started_at + state.config.members.stall:
         return []
     silent = silent_makers(state)
-    return silent if told_digests(state) or newest_proven(state, silent) is not None else []
+    if may_tell(state, len(silent), made=False) and len(silent) > 1:
+        return []  # not all of them lie: those that do not will say it
+    return silent if told_digests(state) or newest_proven(state, state.makers) is not None else []
 
 
 def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:
@@ -226,7 +246,7 @@ def _put_out(state: State, silent: list[NodeId], out: list[Effect]) -> State:
 def _unheard(state: State, now: float) -> LostState:
     """Since when the run waits for those that do not say what they made."""
     since = _seen(state.lost_state, now)
-    return replace(since, silent_at=min(since.silent_at, now), lost_at=inf)
+    return replace(since, silent_at=min(since.silent_at, now), lost_at=inf, alone_at=inf)
 
 
 def _waiting(state: State, now: float, doubt: bool) -> LostState:
@@ -236,6 +256,7 @@ def _waiting(state: State, now: float, doubt: bool) -> LostState:
         since = replace(since, doubted_at=min(since.doubted_at, now), lost_at=inf)
     else:
         since = replace(since, at=min(since.at, now), lost_at=min(since.lost_at, now))
+    since = replace(since, alone_at=min(since.alone_at, now) if _is_undisputed(state) else inf)
     returned = _returned(state)
     if not returned <= since.returned:
         since = replace(since, returned_at=now)
@@ -244,6 +265,14 @@ def _waiting(state: State, now: float, doubt: bool) -> LostState:
     if possible_holders(state) or (doubt and any(m.state_round != state.committed for m in makers_here(state))):
         return replace(since, all_back_at=None)
     return since if since.all_back_at is not None else replace(since, all_back_at=now)
+
+
+def _is_undisputed(state: State) -> bool:
+    """Whether those here that say what the last commit's state is agree, and nobody proves an older one."""
+    told = {m.state_digest for m in state.members.here.values() if m.state_round == state.committed}
+    if state.tied:
+        told = set(_told(state).values())
+    return len(told) == 1 and newest_proven(state) is None
 
 
 def _seen(since: LostState | None, now: float) -> LostState:
@@ -339,7 +368,7 @@ def record_opinion(state: State, node: NodeId, digest: bytes, out: list[Effect])
     that was not heard before may say the same as one of the others: then it is the run's."""
     member = replace(state.members.here[node], state_round=-1, state_digest=digest)
     state = replace(state, members=who.put(state.members, member))
-    told = _told(state, state.makers)
+    told = {n: d for n, d in _told(state).items() if n in state.makers}
     alike = [n for n, d in told.items() if d == digest]
     if node not in told or len(alike) < 2 or 2 * len(alike) <= len(told) or not may_tell(state, len(alike)):
         return state
@@ -347,12 +376,16 @@ def record_opinion(state: State, node: NodeId, digest: bytes, out: list[Effect])
     return _without_tie(state, digest, alike)
 
 
-def _end_tie(state: State, out: list[Effect]) -> State:
+def _end_tie(state: State, alone: bool, out: list[Effect]) -> State:
     """No disk has an older state: go on with the one that most have, of as many the first's. Where others differ,
     and all who have it may lie, the run waits."""
-    told = _told(state, state.makers | state.unawaited)
+    told = _told(state)
     digest, votes = most_common(told)
-    if votes < len(told) and not may_tell(state, votes, state.makers.issuperset(told)) or not votes:
+    if votes == len(told):
+        sure = alone
+    else:
+        sure = may_tell(state, votes, state.makers.issuperset(told))
+    if not votes or not sure:
         return state
     alike = [n for n, d in told.items() if d == digest]
     k, name = state.committed, state.name(alike[0])
@@ -360,11 +393,12 @@ def _end_tie(state: State, out: list[Effect]) -> State:
     return _without_tie(state, digest, alike)
 
 
-def _told(state: State, of: frozenset[NodeId]) -> dict[NodeId, bytes]:
-    """What these that are here said that they hold of the last commit's state, while it is tied."""
-    here = state.members.here
-    makers = (here[n] for n in sorted(here, key=order) if n in of)
-    return {m.node: m.state_digest for m in makers if m.state_round < 0 and m.state_digest}
+def _told(state: State) -> dict[NodeId, bytes]:
+    """What makers that are here, and those for whom the commit did not wait, said that they hold of the last
+    commit's state, while it is tied."""
+    here, able = state.members.here, state.makers | state.unawaited
+    members = (here[n] for n in sorted(here, key=order) if n in able)
+    return {m.node: m.state_digest for m in members if m.state_round < 0 and m.state_digest}
 
 
 def _without_tie(state: State, digest: bytes, holders: list[NodeId]) -> State:

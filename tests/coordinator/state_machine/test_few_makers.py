@@ -22,7 +22,7 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
-from atoll.coordinator.state_machine import conduct, rollback
+from atoll.coordinator.state_machine import conduct, makers, rollback
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase
 
@@ -210,24 +210,61 @@ def test_who_is_put_out_for_its_silence_has_time_to_come_back_with_what_it_made(
     assert world.state.digest == RIGHT and world.state.committed == 2
 
 
-@pytest.mark.parametrize("makers", [NODES[6:], NODES[4:]], ids=["two", "half"])
-def test_where_all_that_made_a_state_never_say_which_the_run_goes_back(makers: list[NodeId]) -> None:
+def test_where_all_that_made_a_state_never_say_which_the_run_goes_back() -> None:
     """They are a quorum, as the others were paused, and all others have the state before."""
-    world = made_by(*makers, config=of_short_stalls())
+    world = made_by(*NODES[6:], config=of_short_stalls())
     wait(world, world.state.config.members.stall + world.state.config.checkpoint.patience / 2)
-    assert world.state.members.here.keys() >= {*makers}
+    assert world.state.members.here.keys() >= {*NODES[6:]}
     assert "did not say which" in rollback.wait_reason(world.state)
     wait(world, 2 * patience(world))
-    assert world.state.digest == BEFORE and not world.state.members.here.keys() & {*makers}
+    assert world.state.digest == BEFORE and not world.state.members.here.keys() & {*NODES[6:]}
+
+
+@pytest.mark.parametrize("state", [BEFORE, WRONG], ids=["has the state before", "says what it made"])
+def test_who_is_slow_to_say_what_it_made_is_not_put_out_where_most_are(state: bytes) -> None:
+    """One of those that made it is back, and says this."""
+    world = made_by(*NODES, config=of_short_stalls())
+    world.feed(ev.Expired(NODES[7], 1, "it was not heard"))
+    joins(world, NODES[7], 1 if state == BEFORE else 2, state)
+    train(world, *NODES[:7])
+    assert world.state.members.here.keys() >= {*NODES[:7]}
+    for node in NODES[:7]:
+        tells(world, node, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def test_nor_where_one_that_made_it_says_it_has_the_state_before() -> None:
+    """Two are slow, where the word of another is not known to be of what it made."""
+    world = made_by(*NODES[4:7], config=of_short_stalls())
+    for node in NODES[4:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    for node in (*NODES[:4], NODES[7]):
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    joins(world, NODES[4], 1, BEFORE)
+    train(world, NODES[6])
+    assert NODES[6] in world.state.members.here
+
+
+def test_nor_are_two_where_all_others_are_gone() -> None:
+    world = made_by(*NODES[6:], config=of_short_stalls())
+    for node in NODES[:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    train(world, *NODES[6:])
+    assert world.state.members.here.keys() == {*NODES[6:]}
+
+
+def train(world: AuditWorld, *nodes: NodeId) -> None:
+    """For longer than who is silent has."""
+    for step in range(int((world.state.config.members.stall + 2 * patience(world)) / 10)):
+        for node in nodes:
+            world.feed(ev.Heartbeat(node, 1, "inner", world.state.round.number, step))
+        wait(world, 10)
 
 
 def test_where_nobody_has_an_older_state_those_that_made_it_are_waited_for() -> None:
     """All made it, train on, and take longer than that to say so, as their disks are slow."""
     world = made_by(*NODES, config=of_short_stalls())
-    for step in range(int(2 * (world.state.config.members.stall + patience(world)) / 10)):
-        for node in NODES:
-            world.feed(ev.Heartbeat(node, 1, "inner", 3, step))
-        wait(world, 10)
+    train(world, *NODES)
     assert len(world.state.members.here) == len(NODES)
 
 
@@ -259,6 +296,144 @@ def test_time_in_which_the_coordinator_was_away_is_nobodys_silence() -> None:
     world.now += 2 * world.state.config.members.stall
     wait(world, world.state.config.checkpoint.patience - 5)
     assert {*NODES[:4]} <= world.state.members.here.keys()
+
+
+@pytest.mark.parametrize("those", [[*NODES[:2], *NODES[6:]], NODES[:]], ids=["four", "all"])
+@pytest.mark.parametrize("over", [False, True], ids=["running", "finished"])
+def test_the_words_of_who_said_good_bye_are_not_added_to_a_strangers(those: list[NodeId], over: bool) -> None:
+    """Which may be another name of one of them; nobody that made the state is here."""
+    world = made_by(*those, config=last_round().state.config if over else None)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+        world.feed(ev.Leaving(node, 1, "it goes"))
+    for node in NODES[:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    for stranger in (NodeId("n9"), NodeId("n10")):
+        joins(world, stranger, 2, WRONG)
+    assert not world.state.digest
+    for node in NODES[:6]:
+        joins(world, node, 2, RIGHT) if node in those else joins(world, node, 1, BEFORE)
+    assert world.state.digest != WRONG
+
+
+def test_nor_do_they_count_of_who_was_banned_since() -> None:
+    world = made_by(*NODES[:2], *NODES[6:], config=last_round().state.config)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+        world.feed(ev.Leaving(node, 1, "it goes"))
+        world.feed(ev.Banned(node, "it lies"))
+    assert makers.told_digests(world.state) == {}
+    tells(world, NODES[0], RIGHT)
+    assert makers.told_digests(world.state) == {NODES[0]: RIGHT}
+
+
+@pytest.mark.parametrize(("second", "seconds"), [(310, 16), (590, 12)], ids=["within twice", "at its end"])
+def test_who_stays_is_not_believed_for_a_moment_without_the_others_after_the_patience_is_over(
+    second: int, seconds: int
+) -> None:
+    """One of two liars comes and goes, so that nothing is settled, until the others' streams break."""
+    world, lives = made_by(*NODES[:2], *NODES[6:]), dict.fromkeys(NODES, 1)
+    began, liars = world.now, NODES[6:]
+
+    def back(node: NodeId, round_: int = -1, state: bytes = b"") -> None:
+        lives[node] += 1
+        key = key_of(node).public
+        world.feed(ev.Joined(node, lives[node], str(node), f"{node}:1", f"session {lives[node]}", key=key))
+        world.feed(ev.Connected(node, lives[node]))
+        if state:
+            world.feed(ev.StateReported(node, lives[node], round_, state))
+        world.feed(ev.LayoutReported(node, lives[node], CHUNKS, digest(b"layout")))
+
+    for node in NODES[:2]:
+        tells(world, node, RIGHT)
+    for node in liars:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    while world.now < began + second and not world.state.digest:
+        if int(world.now - began) % 8 == 0:
+            back(liars[0])
+        wait(world, 1)
+    assert not world.state.digest
+    for node in NODES[:6]:
+        world.feed(ev.Expired(node, lives[node], "its connection broke"))
+    for node in liars:
+        back(node, 2, WRONG)
+    wait(world, seconds)
+    assert not world.state.digest
+    for node in NODES[:6]:
+        back(node, *((2, RIGHT) if node in NODES[:2] else (1, BEFORE)))
+    wait(world, patience(world))
+    assert world.state.digest == BEFORE
+
+
+def test_nor_where_nobody_could_tell_which_of_two_states_is_right() -> None:
+    world = out_but(made_by(*NODES), *NODES[:2], *NODES[6:])
+    for node in NODES[:2]:
+        tells(world, node, RIGHT)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    wait(world, patience(world))
+    for node in (*NODES[:2], *NODES[6:]):
+        tells(world, node, RIGHT if node in NODES[:2] else WRONG)
+    wait(world, world.state.config.checkpoint.patience - 5)
+    for node in NODES[:2]:
+        world.feed(ev.Expired(node, 1, "its connection broke"))
+    wait(world, 20)
+    assert world.state.tied and not world.state.digest
+    for node in NODES[:6]:
+        joins(world, node, 2, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def test_who_was_away_for_a_round_counts_among_all_of_whom_a_quarter_may_lie() -> None:
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        tells(world, node, BEFORE)
+    world.feed(ev.Expired(NODES[0], 1, "it was not heard"))
+    for told in (digest(b"2"), digest(b"3")):
+        commit_next(world, *NODES[1:])
+        for node in NODES[1:6] if told == digest(b"2") else ():
+            tells(world, node, told)
+        for node in NODES[6:]:
+            tells(world, node, told if told == digest(b"2") else WRONG)
+    for node in NODES[1:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    assert not world.state.digest
+    for node in NODES[1:6]:
+        joins(world, node, 3, RIGHT)
+    assert world.state.digest == RIGHT
+
+
+def test_but_not_for_ever_nor_who_said_good_bye() -> None:
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        tells(world, node, BEFORE)
+    world.feed(ev.Leaving(NODES[0], 1, "it goes"))
+    world.feed(ev.Expired(NODES[1], 1, "it was not heard"))
+    assert makers.away_lately(world.state) == [NODES[1]]
+    assert not makers.away_lately(replace(world.state, committed=1 + makers.AWAY_ROUNDS))
+
+
+def test_one_alone_has_no_more_than_a_round_void_where_nobody_can_tell_which_state_is_right() -> None:
+    """It says that it has an old state. Four that have it are believed."""
+    world = made_by(*NODES)
+    for node in NODES:
+        tells(world, node, digest(b"2"))
+    commit_next(world, *NODES)
+    for node in NODES[2:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    for node in NODES[:2]:
+        tells(world, node, RIGHT)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    wait(world, patience(world))
+    assert world.state.tied
+    world.feed(ev.StateReported(NODES[6], 1, 1, BEFORE))
+    wait(world, 3 * patience(world))
+    assert world.state.tied and not world.state.digest
+    for node in NODES[2:5]:
+        joins(world, node, 1, BEFORE)
+    wait(world, 3 * patience(world))
+    assert world.state.digest == BEFORE
 
 
 def test_who_is_banned_is_not_waited_for() -> None:
