@@ -7,13 +7,14 @@ no majority. Where no more than half of the members made the state it takes most
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine.conduct import Consequence, consequence
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import CommittedState, State, most_common, order
 
-AWAY_ROUNDS = 20  # commits for which a member that is away still counts as one
+AWAY_ROUNDS = 20  # commits for which a member that is away, or left, still counts as one
 
 
 def makers_here(state: State) -> list[Member]:
@@ -66,12 +67,16 @@ def silent_makers(state: State) -> list[NodeId]:
     return [m.node for m in makers_here(state) if m.state_round != state.committed]
 
 
-def away_lately(state: State) -> list[NodeId]:
-    """Members that are away, without a good-bye, and had a state of one of the last `AWAY_ROUNDS` commits. They
-    count among all members, of whom a quarter may lie: who is away for a round makes others' lies no truer."""
-    oldest = max(state.committed - AWAY_ROUNDS, 0)
-    departed = state.members.departed.items()
-    return [n for n, m in departed if m.state is MemberState.EVICTED and m.state_round > oldest]
+def known_lately(state: State, present: Iterable[NodeId]) -> dict[NodeId, int]:
+    """At the commit of the round, with `present` members: all members, of whom a quarter may lie, and the last
+    commit at which each was present. Who is away for a few rounds makes others' lies no truer."""
+    number, members = state.round.number, state.members
+    known = {
+        n: last
+        for n, last in state.known_lately.items()
+        if last > number - AWAY_ROUNDS and (n in members.here or n in members.departed)
+    }
+    return known | dict.fromkeys(sorted(present, key=order), number)
 
 
 def are_too_few(state: State, votes: int) -> bool:
@@ -112,13 +117,14 @@ def _electorate(makers: int, fleet: int) -> int:
 
 def told_late(state: State) -> CommittedState | None:
     """The commit before the last one, where its digest was not known in time, as its makers have told by now what
-    it is."""
+    it is, or more than a quarter of all members."""
     if (before := state.unnamed) is None:
         return None
     here = state.members.here
-    makers = (here[n] for n in sorted(before.makers, key=order) if n in here)
-    told = {m.node: m.state_digest for m in makers if m.state_round == before.round}
-    digest, votes = most_common(told)
-    if is_equal_vote(told, votes) or 4 * votes <= _electorate(len(before.makers), before.fleet):
-        return None
-    return CommittedState(before.round, digest, before.tokens)
+    told = {n: here[n].state_digest for n in sorted(here, key=order) if here[n].state_round == before.round}
+    makers = {n: digest for n, digest in told.items() if n in before.makers}
+    for words, of in ((makers, _electorate(len(before.makers), before.fleet)), (told, before.fleet)):
+        digest, votes = most_common(words)
+        if 4 * votes > of and not is_equal_vote(words, votes):
+            return CommittedState(before.round, digest, before.tokens)
+    return None

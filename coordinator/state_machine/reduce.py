@@ -42,7 +42,7 @@ from atoll.coordinator.state_machine.events import (
     ReduceComplete,
 )
 from atoll.coordinator.state_machine.link_rates import with_seen_rates, witnessed_rates
-from atoll.coordinator.state_machine.makers import away_lately
+from atoll.coordinator.state_machine.makers import known_lately
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.newcomers import with_exchange
 from atoll.coordinator.state_machine.norms import without_false_norms
@@ -335,7 +335,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
         exchange={n: rounded(r.moments[n].complete - r.planned_at, 8) for n in members_ if n in r.completions},
     )
-    fleet = len({*r.participants, *r.gone, *members_, *here, *away_lately(state)})
+    known = known_lately(state, {*r.participants, *r.gone, *members_, *here})
     state, pace = rollback.remember(state), slowness.RoundPace(**record.seconds)
     return replace(
         state,
@@ -347,7 +347,8 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         lost_state=None,
         sealed=ledger.root,
         makers=frozenset(members_),
-        fleet=fleet,
+        known_lately=known,
+        fleet=len(known),
         losses_at_commit=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
         credit=_credit(state, record),

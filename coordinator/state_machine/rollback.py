@@ -21,7 +21,7 @@ then it waits.
 
 While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
 has the state comes and goes; who goes has one more from then on, so that two are the most of each. Those who are
-too few are believed, where nobody has an older state, once they were alone with it for a patience without a break,
+too few are believed, where nobody has the state before, once they were alone with it for a patience without a break,
 or all are back: not for a moment in which the others' streams broke.
 
 Nor is who made state k waited for without end where it is here and says nothing, so that the others are too few
@@ -268,11 +268,12 @@ def _waiting(state: State, now: float, doubt: bool) -> LostState:
 
 
 def _is_undisputed(state: State) -> bool:
-    """Whether those here that say what the last commit's state is agree, and nobody proves an older one."""
+    """Whether those here that say what the last commit's state is agree, and nobody proves the one before it."""
     told = {m.state_digest for m in state.members.here.values() if m.state_round == state.committed}
     if state.tied:
         told = set(_told(state).values())
-    return len(told) == 1 and newest_proven(state) is None
+    past = newest_proven(state)
+    return len(told) == 1 and (past is None or past.round < state.committed - 1)
 
 
 def _seen(since: LostState | None, now: float) -> LostState:

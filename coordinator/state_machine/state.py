@@ -245,7 +245,7 @@ class LostState(Struct, frozen=True, gc=False):
     lost_at: float = inf  # seconds; the same, or later: who had it was here again, too few to be believed
     doubted_at: float = inf  # seconds; since when they were
     silent_at: float = inf  # seconds; since when the run waits for those that made it to say which it is
-    alone_at: float = inf  # seconds; since when those here that tell it agree, and nobody proves an older one
+    alone_at: float = inf  # seconds; since when those here that tell it agree, and nobody proves the one before
     # lives that are trusted and may bring it, and whether they are connected
     returned: frozenset[tuple[NodeId, int, bool]] = frozenset()
     returned_at: float = 0.0  # seconds; when the last of these came, was connected, or was heard again
@@ -347,7 +347,8 @@ class State(Struct, frozen=True, gc=False):
     makers: frozenset[NodeId] = frozenset()
     # Others of its exchange, for whom the commit did not wait: they may hold the chunks by now, or its state.
     unawaited: frozenset[NodeId] = frozenset()
-    fleet: int = 0  # members at that commit, here, in the round, or away for a few rounds
+    fleet: int = 0  # members at that commit, those that were away for a few rounds among them
+    known_lately: dict[NodeId, int] = {}  # these, and the last commit at which each was here, or in the round
     losses_at_commit: int = 0  # `members.losses` when its makers made it
     tokens: int = 0  # committed
     beginning: Beginning = Beginning()

@@ -24,7 +24,7 @@ from atoll.comm.replace import replace
 from atoll.comm.strikes import Strikes
 from atoll.coordinator.state_machine import conduct, makers, rollback
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.state import Phase
+from atoll.coordinator.state_machine.state import Phase, UnnamedState
 
 
 def patience(world: AuditWorld) -> float:
@@ -77,6 +77,7 @@ def test_of_a_quarter_of_all_are_those_too_that_fetch_a_state() -> None:
                 world.feed(ev.Joined(node, 2, str(node), f"{node}:1", "its session", key=key_of(node).public))
                 world.feed(ev.Connected(node, 2))
                 world.feed(ev.LayoutReported(node, 2, CHUNKS, digest(b"layout")))
+            world.state = replace(world.state, known_lately={})  # as if they were new
         commit_next(world, *six)
     for node in NODES[6:]:
         tells(world, node, WRONG)
@@ -365,6 +366,20 @@ def test_who_stays_is_not_believed_for_a_moment_without_the_others_after_the_pat
     assert world.state.digest == BEFORE
 
 
+def test_who_is_alone_with_a_state_is_believed_though_another_has_one_of_long_before() -> None:
+    """It is two rounds older: to go back to it would cost more than to believe those that are left."""
+    world = made_by(*NODES)
+    for node in NODES:
+        tells(world, node, digest(b"2"))
+    commit_next(world, *NODES)
+    for node in NODES[:7]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    tells(world, NODES[7], RIGHT)
+    joins(world, NODES[0], 1, BEFORE)
+    wait(world, 2 * patience(world))
+    assert world.state.digest == RIGHT
+
+
 def test_nor_where_nobody_could_tell_which_of_two_states_is_right() -> None:
     world = out_but(made_by(*NODES), *NODES[:2], *NODES[6:])
     for node in NODES[:2]:
@@ -403,14 +418,29 @@ def test_who_was_away_for_a_round_counts_among_all_of_whom_a_quarter_may_lie() -
     assert world.state.digest == RIGHT
 
 
-def test_but_not_for_ever_nor_who_said_good_bye() -> None:
+def test_but_not_for_ever() -> None:
     world = AuditWorld(b"n").run()
     for node in NODES:
         tells(world, node, BEFORE)
     world.feed(ev.Leaving(NODES[0], 1, "it goes"))
     world.feed(ev.Expired(NODES[1], 1, "it was not heard"))
-    assert makers.away_lately(world.state) == [NODES[1]]
-    assert not makers.away_lately(replace(world.state, committed=1 + makers.AWAY_ROUNDS))
+    joins(world, NODES[1], -1, b"")
+    world.feed(ev.Expired(NODES[1], 2, "it was not heard"))
+    commit_next(world, *NODES[2:])
+    assert world.state.fleet == 8
+    later = replace(world.state, round=replace(world.state.round, number=2 + makers.AWAY_ROUNDS))
+    assert makers.known_lately(later, NODES[2:]).keys() == {*NODES[2:]}
+
+
+def test_a_state_is_proven_late_by_more_than_a_quarter_that_have_it_whoever_made_it() -> None:
+    world = made_by(*NODES)
+    before = UnnamedState(1, 0, frozenset(NODES[:4]), 8)
+    world.state = replace(world.state, unnamed=before, past=())
+    out_but(world, *NODES[4:7])
+    late = makers.told_late(world.state)
+    assert late is not None and late.digest == BEFORE
+    world.feed(ev.Expired(NODES[4], 1, "it was not heard"))
+    assert makers.told_late(world.state) is None
 
 
 def test_one_alone_has_no_more_than_a_round_void_where_nobody_can_tell_which_state_is_right() -> None:

@@ -161,8 +161,8 @@ MUTATIONS = [
     Mutation(
         "who fetches a state is none of the members of whom a quarter may lie",
         C + "state_machine/reduce.py",
-        "fleet = len({*r.participants, *r.gone, *members_, *here, *away",
-        "fleet = len({*r.participants, *r.gone, *members_, *away",
+        "known = known_lately(state, {*r.participants, *r.gone, *members_, *here})",
+        "known = known_lately(state, {*r.participants, *r.gone, *members_})",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
@@ -264,6 +264,13 @@ MUTATIONS = [
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
+        "one that has a state of long before keeps those who have the newest from being believed",
+        C + "state_machine/rollback.py",
+        "return len(told) == 1 and (past is None or past.round < state.committed - 1)",
+        "return len(told) == 1 and past is None",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
         "of a tie few are believed for a moment without the others",
         C + "state_machine/rollback.py",
         "        sure = alone\n",
@@ -280,15 +287,22 @@ MUTATIONS = [
     Mutation(
         "who was away for a round is none of the members of whom a quarter may lie",
         C + "state_machine/reduce.py",
-        "*here, *away_lately(state)})",
-        "*here})",
+        "fleet=len(known),",
+        "fleet=len({*r.participants, *r.gone, *members_, *here}),",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "a state is proven late by its makers alone",
+        C + "state_machine/makers.py",
+        ", (told, before.fleet)):",
+        ",):",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
         "who is away counts among the members for ever",
         C + "state_machine/makers.py",
-        " and m.state_round > oldest]",
-        "]",
+        "last > number - AWAY_ROUNDS and ",
+        "",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
