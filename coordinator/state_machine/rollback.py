@@ -21,8 +21,8 @@ then it waits.
 
 While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
 has the state comes and goes; who goes has one more from then on, so that two are the most of each. Those who are
-too few are believed, where nobody has the state before, once they were alone with it for a patience without a break,
-or all are back: not for a moment in which the others' streams broke.
+too few are believed, where nobody has the state before, once they were alone with it for a patience without a
+break, or all are back: not for a moment in which the others' streams broke.
 
 Nor is who made state k waited for without end where it is here and says nothing, so that the others are too few
 to name it, or have state k-1 and nothing newer: `members.stall` seconds after the commit one more patience begins,
