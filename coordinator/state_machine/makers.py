@@ -67,16 +67,16 @@ def silent_makers(state: State) -> list[NodeId]:
     return [m.node for m in makers_here(state) if m.state_round != state.committed]
 
 
-def known_lately(state: State, present: Iterable[NodeId]) -> dict[NodeId, int]:
-    """At the commit of the round, with `present` members: all members, of whom a quarter may lie, and the last
-    commit at which each was present. Who is away for a few rounds makes others' lies no truer."""
+def known_lately(state: State, took_part: Iterable[NodeId]) -> dict[NodeId, int]:
+    """At the commit of the round, in which these took part: whoever did lately, and the last round in which it
+    did. They are among all members, of whom a quarter may lie: that one is away makes others' lies no truer."""
     number, members = state.round.number, state.members
     known = {
         n: last
         for n, last in state.known_lately.items()
         if last > number - AWAY_ROUNDS and (n in members.here or n in members.departed)
     }
-    return known | dict.fromkeys(sorted(present, key=order), number)
+    return known | dict.fromkeys(sorted(took_part, key=order), number)
 
 
 def are_too_few(state: State, votes: int) -> bool:

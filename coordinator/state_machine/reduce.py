@@ -335,7 +335,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         losses={n: rounded(p.contribution.loss, 16) for n, p in parts.items()},
         exchange={n: rounded(r.moments[n].complete - r.planned_at, 8) for n in members_ if n in r.completions},
     )
-    known = known_lately(state, {*r.participants, *r.gone, *members_, *here})
+    known = known_lately(state, {*r.participants, *r.gone, *members_})
     state, pace = rollback.remember(state), slowness.RoundPace(**record.seconds)
     return replace(
         state,
@@ -348,7 +348,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         sealed=ledger.root,
         makers=frozenset(members_),
         known_lately=known,
-        fleet=len(known),
+        fleet=len({*known, *here}),
         losses_at_commit=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
         credit=_credit(state, record),

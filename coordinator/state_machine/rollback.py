@@ -22,7 +22,7 @@ then it waits.
 While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
 has the state comes and goes; who goes has one more from then on, so that two are the most of each. Those who are
 too few are believed, where nobody has the state before, once they were alone with it for a patience without a
-break, or all are back: not for a moment in which the others' streams broke.
+break: not for a moment in which the others' streams broke, or they began anew.
 
 Nor is who made state k waited for without end where it is here and says nothing, so that the others are too few
 to name it, or have state k-1 and nothing newer: `members.stall` seconds after the commit one more patience begins,
@@ -181,7 +181,7 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
         return state
     if past is not None:
         return _void(state, past, now, out)
-    return _end_doubt(state, alone or (settled and all_back), out)
+    return _end_doubt(state, alone, out)
 
 
 def _proven_enough(state: State) -> CommittedState | None:
@@ -201,7 +201,8 @@ def _end_doubt(state: State, alone: bool, out: list[Effect]) -> State:
     here, past = state.members.here, newest_proven(state)
     told = {n: here[n].state_digest for n in sorted(here, key=order) if here[n].state_round == state.committed}
     digest, votes = most_common(told)
-    if not votes or votes < len(told) or (past is not None and past.round == state.committed - 1):
+    differ = len({*told.values(), *told_digests(state).values()}) > 1
+    if not votes or differ or (past is not None and past.round == state.committed - 1):
         return begin_tie(state, tuple(told), out)
     if not alone:
         return state

@@ -348,7 +348,7 @@ class State(Struct, frozen=True, gc=False):
     # Others of its exchange, for whom the commit did not wait: they may hold the chunks by now, or its state.
     unawaited: frozenset[NodeId] = frozenset()
     fleet: int = 0  # members at that commit, those that were away for a few rounds among them
-    known_lately: dict[NodeId, int] = {}  # these, and the last commit at which each was here, or in the round
+    known_lately: dict[NodeId, int] = {}  # who took part in a round lately, and the last one in which it did
     losses_at_commit: int = 0  # `members.losses` when its makers made it
     tokens: int = 0  # committed
     beginning: Beginning = Beginning()

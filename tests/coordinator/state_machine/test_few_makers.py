@@ -366,6 +366,43 @@ def test_who_stays_is_not_believed_for_a_moment_without_the_others_after_the_pat
     assert world.state.digest == BEFORE
 
 
+@pytest.mark.parametrize("told", [(), NODES[:1]], ids=["nothing said", "one had said it"])
+@pytest.mark.parametrize("those", [NODES[:], [*NODES[:2], *NODES[6:]]], ids=["all", "four"])
+def test_nor_where_the_others_said_good_bye_and_come_back(those: list[NodeId], told: list[NodeId]) -> None:
+    """They begin anew, and nobody is known to be away that may bring the state."""
+    world = made_by(*those)
+    for node in told:
+        tells(world, node, RIGHT)
+    for node in NODES[6:]:
+        tells(world, node, WRONG)
+    for node in NODES[:6]:
+        world.feed(ev.Leaving(node, 1, "it begins anew"))
+    wait(world, world.state.config.checkpoint.patience - 5)
+    assert not world.state.digest
+    wait(world, patience(world) / 2 if told else 0)
+    assert not world.state.digest
+    for node in NODES[:6]:
+        joins(world, node, *((2, RIGHT) if node in those else (1, BEFORE)))
+    wait(world, patience(world))
+    assert world.state.digest in (RIGHT, BEFORE)
+
+
+def test_who_comes_and_goes_without_a_part_in_a_round_is_none_of_all_members_then() -> None:
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        tells(world, node, BEFORE)
+    for i in range(9, 20):
+        joins(world, NodeId(f"n{i}"), -1, b"")
+    commit_next(world, *NODES)
+    assert world.state.fleet == 19, "they fetch a state"
+    for i in range(9, 20):
+        world.feed(ev.Leaving(NodeId(f"n{i}"), 2, "it goes"))
+    for node in NODES:
+        tells(world, node, digest(b"2"))
+    commit_next(world, *NODES)
+    assert world.state.fleet == 8
+
+
 def test_who_is_alone_with_a_state_is_believed_though_another_has_one_of_long_before() -> None:
     """It is two rounds older: to go back to it would cost more than to believe those that are left."""
     world = made_by(*NODES)

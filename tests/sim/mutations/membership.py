@@ -91,21 +91,21 @@ MUTATIONS = [
     Mutation(
         "too few are believed where others have the state before",
         C + "state_machine/rollback.py",
-        "if not votes or votes < len(told) or (past is not None and past.round == state.committed - 1):",
-        "if not votes or votes < len(told):",
+        "if not votes or differ or (past is not None and past.round == state.committed - 1):",
+        "if not votes or differ:",
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
     Mutation(
         "too few that agree are not believed though nobody has the state before",
         C + "state_machine/rollback.py",
-        "if not votes or votes < len(told) or (past is not None and past.round == state.committed - 1):",
+        "if not votes or differ or (past is not None and past.round == state.committed - 1):",
         "if True:",
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
     Mutation(
         "of too few that differ most are believed",
         C + "state_machine/rollback.py",
-        "if not votes or votes < len(told) or (past is not None",
+        "if not votes or differ or (past is not None",
         "if not votes or (past is not None",
         "tests/coordinator/state_machine/test_state_sync.py",
     ),
@@ -161,8 +161,8 @@ MUTATIONS = [
     Mutation(
         "who fetches a state is none of the members of whom a quarter may lie",
         C + "state_machine/reduce.py",
-        "known = known_lately(state, {*r.participants, *r.gone, *members_, *here})",
-        "known = known_lately(state, {*r.participants, *r.gone, *members_})",
+        "fleet=len({*known, *here}),",
+        "fleet=len(known),",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
@@ -271,6 +271,27 @@ MUTATIONS = [
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
+        "what was told with a good-bye is no reason to doubt",
+        C + "state_machine/rollback.py",
+        "differ = len({*told.values(), *told_digests(state).values()}) > 1",
+        "differ = len(set(told.values())) > 1",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "few are believed at once where all others said good-bye",
+        C + "state_machine/rollback.py",
+        "return _end_doubt(state, alone, out)",
+        "return _end_doubt(state, alone or (settled and all_back), out)",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "who joins and leaves without a part in a round counts among the members for long",
+        C + "state_machine/reduce.py",
+        "known = known_lately(state, {*r.participants, *r.gone, *members_})",
+        "known = known_lately(state, {*r.participants, *r.gone, *members_, *here})",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
         "of a tie few are believed for a moment without the others",
         C + "state_machine/rollback.py",
         "        sure = alone\n",
@@ -287,7 +308,7 @@ MUTATIONS = [
     Mutation(
         "who was away for a round is none of the members of whom a quarter may lie",
         C + "state_machine/reduce.py",
-        "fleet=len(known),",
+        "fleet=len({*known, *here}),",
         "fleet=len({*r.participants, *r.gone, *members_, *here}),",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
