@@ -379,8 +379,6 @@ def test_nor_where_the_others_said_good_bye_and_come_back(those: list[NodeId], t
         world.feed(ev.Leaving(node, 1, "it begins anew"))
     wait(world, world.state.config.checkpoint.patience - 5)
     assert not world.state.digest
-    wait(world, patience(world) / 2 if told else 0)
-    assert not world.state.digest
     for node in NODES[:6]:
         joins(world, node, *((2, RIGHT) if node in those else (1, BEFORE)))
     wait(world, patience(world))
