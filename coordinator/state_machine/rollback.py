@@ -201,8 +201,7 @@ def _end_doubt(state: State, alone: bool, out: list[Effect]) -> State:
     here, past = state.members.here, newest_proven(state)
     told = {n: here[n].state_digest for n in sorted(here, key=order) if here[n].state_round == state.committed}
     digest, votes = most_common(told)
-    differ = len({*told.values(), *told_digests(state).values()}) > 1
-    if not votes or differ or (past is not None and past.round == state.committed - 1):
+    if not votes or votes < len(told) or (past is not None and past.round == state.committed - 1):
         return begin_tie(state, tuple(told), out)
     if not alone:
         return state
