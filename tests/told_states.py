@@ -56,6 +56,14 @@ def two_tell_wrong(*makers: NodeId, config: RunConfig | None = None) -> AuditWor
     return world
 
 
+def told_first() -> AuditWorld:
+    """The first round is committed, and all have said what it came to."""
+    world = AuditWorld(b"n").run()
+    for node in NODES:
+        tells(world, node, BEFORE)
+    return world
+
+
 def made_by(*makers: NodeId, config: RunConfig | None = None) -> AuditWorld:
     """The second round is committed by these, who have said nothing of it, and all others stood by."""
     world = AuditWorld(b"n").run()

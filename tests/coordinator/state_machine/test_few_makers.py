@@ -13,6 +13,7 @@ from told_states import (
     made_by,
     out_but,
     tells,
+    told_first,
     two_tell_wrong,
     wait,
 )
@@ -105,9 +106,7 @@ def test_two_of_four_that_made_a_state_do_not_name_it_where_one_of_the_others_is
 
 def unawaited_by(*owing: int) -> AuditWorld:
     """The second round is committed without these, which owe time: they may have made its state all the same."""
-    world = AuditWorld(b"n").run()
-    for node in NODES:
-        tells(world, node, BEFORE)
+    world = told_first()
     held = {conduct.identity(world.state, NODES[i]): Strikes(NODES[i], owes_until=9) for i in owing}
     world.state = replace(world.state, conduct=replace(world.state.conduct, strikes=held))
     for node in NODES:
@@ -386,9 +385,7 @@ def test_nor_where_the_others_said_good_bye_and_come_back(those: list[NodeId], t
 
 
 def test_who_comes_and_goes_without_a_part_in_a_round_is_none_of_all_members_then() -> None:
-    world = AuditWorld(b"n").run()
-    for node in NODES:
-        tells(world, node, BEFORE)
+    world = told_first()
     for i in range(9, 20):
         joins(world, NodeId(f"n{i}"), -1, b"")
     commit_next(world, *NODES)
@@ -435,9 +432,7 @@ def test_nor_where_nobody_could_tell_which_of_two_states_is_right() -> None:
 
 
 def test_who_was_away_for_a_round_counts_among_all_of_whom_a_quarter_may_lie() -> None:
-    world = AuditWorld(b"n").run()
-    for node in NODES:
-        tells(world, node, BEFORE)
+    world = told_first()
     world.feed(ev.Expired(NODES[0], 1, "it was not heard"))
     for told in (digest(b"2"), digest(b"3")):
         commit_next(world, *NODES[1:])
@@ -454,9 +449,7 @@ def test_who_was_away_for_a_round_counts_among_all_of_whom_a_quarter_may_lie() -
 
 
 def test_but_not_for_ever() -> None:
-    world = AuditWorld(b"n").run()
-    for node in NODES:
-        tells(world, node, BEFORE)
+    world = told_first()
     world.feed(ev.Leaving(NODES[0], 1, "it goes"))
     world.feed(ev.Expired(NODES[1], 1, "it was not heard"))
     joins(world, NODES[1], -1, b"")
