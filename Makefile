@@ -14,6 +14,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "installs torch and all else in .venv: 1.7 GB with $(TORCH), a few minutes"
 	$(PYTHON) -m venv .venv
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable ".[all]"

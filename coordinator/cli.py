@@ -518,7 +518,9 @@ def _hint_of_replay(http_url: str, state_dir: Path | None) -> Iterator[None]:
         if http_url or (state_dir is None and not folder.is_dir()):
             raise
         place = "" if state_dir is None else f" {shlex.quote(str(state_dir))}"
-        raise Unreachable(f"{error} `atoll replay{place}` shows the run as it was") from None
+        raise Unreachable(
+            f"{error} Started again with its command it goes on; `atoll replay{place}` shows the run as it was"
+        ) from None
 
 
 def page_address(http_url: str, state_dir: Path | None) -> str:
@@ -564,6 +566,7 @@ def fetch(url: str, timeout: float = 5.0) -> Any:
             return json.load(answer)
     except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         raise Unreachable(
             f"no coordinator's page at {url} ({reason}): is it running, is the port right?"
         ) from None

@@ -467,4 +467,7 @@ def text_of(url: str) -> str:
     try:
         return Path(url[1:]).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the join URL from {url[1:]}: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot read the join URL from {url[1:]} ({why}): give the URL, or @ and a file that has it"
+        ) from None

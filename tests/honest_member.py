@@ -18,6 +18,7 @@ from atoll.comm.receipts import Receipt, sign_input, sign_receipt
 from atoll.comm.signatures import PrivateKey
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.leases import front
+from atoll.coordinator.state_machine.makers import may_hold
 from atoll.coordinator.state_machine.state import Audit, Phase, Replay, State
 
 CONFIG = RunConfig(
@@ -48,6 +49,8 @@ def said_by(state: State, node: NodeId) -> ev.Event | None:
     if node in state.beginning.asked:
         return ev.StateReported(node, life, 0, sum_of("state 0"))
     if me.state_round != state.committed:
+        if not may_hold(state, node, state.committed):
+            return None
         return ev.StateReported(node, life, state.committed, state.digest or sum_of(f"state {state.committed}"))
     if r.evaluator == node:
         return ev.LossEvaluated(node, life, state.committed, 2.0)

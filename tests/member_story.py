@@ -62,6 +62,7 @@ class Story(Run):
         return self.now - began
 
     def tell(self) -> None:
-        """All that are here have the new state."""
-        names = [m.name for m in self.state.members.here.values() if not m.role]
+        """All that are here have the new state: first those that made it."""
+        here, makers = self.state.members.here, self.state.makers
+        names = [here[n].name for n in sorted(here, key=lambda n: n not in makers) if not here[n].role]
         self.do("state", [*names, str(self.state.committed)])

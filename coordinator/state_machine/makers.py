@@ -79,6 +79,20 @@ def known_lately(state: State, took_part: Iterable[NodeId]) -> dict[NodeId, int]
     return known | dict.fromkeys(sorted(took_part, key=order), number)
 
 
+def took_part(state: State) -> frozenset[NodeId]:
+    """Whoever took part in the last committed round, and was among all members of whom a quarter may lie."""
+    return frozenset(n for n, last in state.known_lately.items() if last == state.committed)
+
+
+def may_hold(state: State, node: NodeId, round_: int) -> bool:
+    """Whether a member's word that it holds the state of this round can be true. Before its digest is known nobody
+    can fetch it, and who took no part in the round cannot make it."""
+    if round_ == state.committed:
+        return bool(state.digest) or state.known_lately.get(node) == round_
+    before = state.unnamed
+    return before is None or round_ != before.round or node in before.took_part
+
+
 def are_too_few(state: State, votes: int) -> bool:
     """Whether all who have so many votes on the last commit's state may lie, and too few are here to tell."""
     here = len(makers_here(state))

@@ -67,6 +67,7 @@ from atoll.coordinator.state_machine.makers import (
     silent_makers,
     told_digests,
     told_late,
+    took_part,
 )
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import (
@@ -95,9 +96,10 @@ def wait_reason(state: State) -> str:
         return f"nobody can tell which state of round {k} is right: waits for who has the state before it on disk"
     proven, may = newest_proven(state), possible_holders(state)
     if doubt:
-        had, limit = state.names(may or sorted(state.makers, key=order)), state.config.checkpoint.patience
-        few = f"too few are here of those that made the state of round {k} to tell which is right"
-        return f"{few}: waits {limit:g} s at most for {had} to return, then goes back to the state before it"
+        had, limit = state.names([*may, *silent_makers(state)]), state.config.checkpoint.patience
+        few = f"too few are here of those that made the state of round {k} to tell which is right: "
+        waits = f"waits {limit:g} s at most for {had} to tell it, too, then " if had else ""
+        return f"{few}{waits}goes back to the state before it"
     silent = [n for n in may if n in state.members.here and state.members.here[n].saves_bytes]
     reason = f"no living member holds the state of round {k}: "
     if silent:
@@ -256,7 +258,8 @@ def _waiting(state: State, now: float, doubt: bool) -> LostState:
         since = replace(since, doubted_at=min(since.doubted_at, now), lost_at=inf)
     else:
         since = replace(since, at=min(since.at, now), lost_at=min(since.lost_at, now))
-    since = replace(since, alone_at=min(since.alone_at, now) if _is_undisputed(state) else inf)
+    alone = _is_undisputed(state) and (not _awaits_proof(state) or now >= since.at + state.config.members.stall)
+    since = replace(since, alone_at=min(since.alone_at, now) if alone else inf)
     returned = _returned(state)
     if not returned <= since.returned:
         since = replace(since, returned_at=now)
@@ -274,6 +277,13 @@ def _is_undisputed(state: State) -> bool:
         told = set(_told(state).values())
     past = newest_proven(state)
     return len(told) == 1 and (past is None or past.round < state.committed - 1)
+
+
+def _awaits_proof(state: State) -> bool:
+    """Whether a maker is here that went back to what its disk has of before the last commit, and has not said yet
+    what that is."""
+    here = (state.members.here.get(n) for n in state.makers) if state.tied else ()
+    return any(m is not None and m.suspected is None and m.state_round < 0 and not m.state_digest for m in here)
 
 
 def _seen(since: LostState | None, now: float) -> LostState:
@@ -434,7 +444,8 @@ def remember(state: State) -> State:
     """The state with the last commit among the earlier ones, as it is when the next round commits. Where its
     digest is not known, its makers may tell it later: that round is proven then."""
     if not (digest := state.digest or believed_digest(state)):
-        unnamed = UnnamedState(state.committed, state.tokens, state.makers, state.fleet)
+        there = took_part(state)
+        unnamed = UnnamedState(state.committed, state.tokens, state.makers, there, state.fleet)
         return replace(state, unnamed=unnamed)
     past = (*state.past, CommittedState(state.committed, digest, state.tokens))
     return replace(state, past=past[-MAX_PAST_COMMITS:], unnamed=None)

@@ -233,6 +233,7 @@ class UnnamedState(Struct, frozen=True, gc=False):
     round: int
     tokens: int  # committed
     makers: frozenset[NodeId]
+    took_part: frozenset[NodeId]  # in the round, the makers among them
     fleet: int  # members
 
 

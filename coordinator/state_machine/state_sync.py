@@ -44,6 +44,8 @@ def record_state(state: State, node: NodeId, round_: int, digest: bytes, now: fl
         return beginning.record_made(state, node, digest, now, out)
     if not digest or (round_ == 0 and state.committed == 0 and not state.digest):
         return state  # it was not asked to make it: it fetches what others make
+    if not makers.may_hold(state, node, round_):
+        return state
     if state.tied and round_ == state.committed:  # it holds what nobody can tell to be right
         return rollback.record_opinion(state, node, digest, out)
     if round_ < state.committed and digest == state.digest:

@@ -141,7 +141,7 @@ class CoordinatorSearch:
                     case Act.STOP:
                         self._enough.set()
                     case Act.ADVISE:
-                        log.warning(f"the coordinator is still silent; {self.words}")
+                        log.warning(f"the coordinator is still silent; this node keeps on trying; {self.words}")
                     case Act.NOTHING:
                         pass
                     case _:

@@ -610,6 +610,8 @@ class Daemon:
     def _end_politely(self) -> None:
         """Leave once what is trained is committed, if that comes soon."""
         self._ending = True
+        within = f"within {POLITE_SECONDS:g} s; told to stop again, at once"
+        log.info(f"leaves once what it has trained is committed, {within}")
         self._manners.leave_soon()
         self._events.put_nowait(ev.PartingAsked())
         self._end_if_due(time.monotonic() + POLITE_SECONDS)

@@ -53,9 +53,10 @@ class NodeGateway:
     def lacks_for_search(self) -> str:
         """Why this node does not find a coordinator again that has moved, and what would help; empty: it does."""
         if not self.invite.pin:
-            return "its run has no certificate by which it would be known there; join by a new URL"
+            return "its run has no certificate by which it would be known there: then join by a new URL"
         if not self.run_gateways:
-            return "its run has told of no gateway that knows where that is; join by a new URL, best one with dht"
+            lacks = "its run has told of no gateway that knows where that is"
+            return f"{lacks}: then join by a new URL, best one with dht"
         return missing_gateway()
 
     @property

@@ -460,9 +460,64 @@ def test_but_not_for_ever() -> None:
     assert makers.known_lately(later, NODES[2:]).keys() == {*NODES[2:]}
 
 
+def made_by_six(total: int = 0) -> AuditWorld:
+    """The last two said good-bye for so long that they count no more, and are back just after a commit of which
+    they had no part, with a state of it. `total`: the commit is the run's last."""
+    world, six = told_first(), NODES[:6]
+    for node in NODES[6:]:
+        world.feed(ev.Leaving(node, 1, "it goes"))
+    number = 2 + makers.AWAY_ROUNDS
+    rounds = replace(world.state.config.rounds, total=number if total else 0)
+    world.state = replace(world.state, config=replace(world.state.config, rounds=rounds))
+    while world.state.committed < number:
+        commit_next(world, *six)
+        for node in six if world.state.committed < number else ():
+            tells(world, node, digest(b"%d" % world.state.committed))
+    for node in NODES[6:]:
+        joins(world, node, number, WRONG)
+    return world
+
+
+@pytest.mark.parametrize("total", [0, 1], ids=["the run goes on", "of a finished run"])
+@pytest.mark.parametrize("told", [0, 3])
+def test_who_took_no_part_in_a_round_does_not_name_its_state(told: int, total: int) -> None:
+    """Nobody can fetch it before its digest is known. Of whom a quarter may lie they were none at the commit."""
+    world = made_by_six(total)
+    number = world.state.committed
+    assert world.state.fleet == 6 and (world.state.round.phase is Phase.FINISHED) == bool(total)
+    for node in NODES[:told]:
+        tells(world, node, RIGHT)
+    for node in NODES[:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    assert not world.state.digest and not world.state.holders
+    wait(world, 3 * patience(world))
+    assert not world.state.digest
+    for node in NODES[:6]:
+        joins(world, node, number, RIGHT)
+    assert world.state.digest == RIGHT and world.state.committed == number
+
+
+def test_nor_is_it_proven_late_by_them() -> None:
+    """The next round is committed before its digest is known."""
+    world = made_by_six()
+    number = world.state.committed
+    rounds = replace(world.state.config.rounds, quorum=2 / 6)
+    world.state = replace(world.state, config=replace(world.state.config, rounds=rounds))
+    tells(world, NODES[0], RIGHT)
+    tells(world, NODES[1], digest(b"another"))
+    commit_next(world, *NODES[:2])
+    before = world.state.unnamed
+    assert before is not None and before.took_part == {*NODES[:6]}
+    for node in NODES[6:]:
+        world.feed(ev.StateReported(node, 2, number, WRONG))
+    for node in NODES[:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    assert makers.told_late(world.state) is None and rollback.newest_proven(world.state) is None
+
+
 def test_a_state_is_proven_late_by_more_than_a_quarter_that_have_it_whoever_made_it() -> None:
     world = made_by(*NODES)
-    before = UnnamedState(1, 0, frozenset(NODES[:4]), 8)
+    before = UnnamedState(1, 0, frozenset(NODES[:4]), frozenset(NODES), 8)
     world.state = replace(world.state, unnamed=before, past=())
     out_but(world, *NODES[4:7])
     late = makers.told_late(world.state)
@@ -492,6 +547,26 @@ def test_one_alone_has_no_more_than_a_round_void_where_nobody_can_tell_which_sta
         joins(world, node, 1, BEFORE)
     wait(world, 3 * patience(world))
     assert world.state.digest == BEFORE
+
+
+@pytest.mark.parametrize("proves", [True, False])
+def test_makers_that_go_back_to_what_their_disks_have_are_waited_for(proves: bool) -> None:
+    """All others are gone, and two that made up what the round came to are alone with that."""
+    config = AuditWorld(b"n").state.config
+    limits = replace(config.members, stall=300.0)
+    world = two_tell_wrong(*NODES[:4], *NODES[6:], config=replace(config, members=limits))
+    for node in NODES[2:6]:
+        world.feed(ev.Expired(node, 1, "it was not heard"))
+    assert "for n3, n4, n1, n2 to tell it, too" in rollback.wait_reason(world.state)
+    wait(world, patience(world))
+    assert world.state.tied
+    wait(world, limits.stall)
+    assert world.state.tied and not world.state.digest
+    if proves:
+        world.feed(ev.StateReported(NODES[0], 1, 1, BEFORE))
+        assert world.state.digest == BEFORE
+    wait(world, patience(world))
+    assert world.state.digest == (BEFORE if proves else WRONG)
 
 
 def test_who_is_banned_is_not_waited_for() -> None:

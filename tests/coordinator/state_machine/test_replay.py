@@ -113,8 +113,8 @@ class World:
                 self.feed(ev.ReplayReported(verifier, 1, task.round, task.node, gave))
 
     def committed(self) -> None:
-        k = self.state.committed
-        for node in self.nodes:
+        k, makers = self.state.committed, self.state.makers
+        for node in sorted(self.nodes, key=lambda n: n not in makers):  # first those that made the state
             if node in self.state.members.here:
                 self.feed(ev.StateReported(node, 1, k, digest(b"state %d" % k)))
 

@@ -24,6 +24,7 @@ from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine.makers import may_hold
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 from atoll.coordinator.state_machine.step import step
@@ -196,11 +197,15 @@ class Fuzz:
         self.feed(rng.choice(faults if draw < 0.02 else reducing if planned and draw < 0.6 else usual))
 
     def behave(self) -> None:
-        """Everybody does what its view says; who was lost comes back, with the state if it held it."""
-        members = self.state.members
+        """Everybody does what its view says; who was lost comes back, with the state if it held it, and, where
+        nobody can tell what the state is, who left with it, too."""
+        members, makers = self.state.members, self.state.makers
         for node, m in list(members.departed.items())[-6:]:
             if m.state is MemberState.EVICTED and len(self.state.members.here) < 6:
                 self.join(node, m.life + 1)
+        for node in sorted(makers & members.departed.keys()) if not self.state.digest else ():
+            if node not in self.state.members.here:
+                self.join(node, members.departed[node].life + 1)
         while sum(m.role != REDUCER and not m.leaf for m in self.state.members.here.values()) < 4:
             self.join(NodeId(f"n{self.state.members.next_id}"), 1, "")
         for node in list(self.state.members.here):
@@ -220,7 +225,7 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     said += [ev.LayoutReported(node, life, 40, LAYOUT)] if m.state is MemberState.JOINING else []
     if v.initialise:
         said.append(ev.StateReported(node, life, 0, v.state_digest or digest(b"state 0")))
-    elif m.state_round != v.committed and (v.committed or v.has_state):
+    elif m.state_round != v.committed and (may_hold(state, node, v.committed) if v.committed else v.has_state):
         said.append(ev.StateReported(node, life, v.committed, v.state_digest or digest(b"state %d" % v.committed)))
     if v.evaluate:
         said.append(ev.LossEvaluated(node, life, v.committed, 1.0))

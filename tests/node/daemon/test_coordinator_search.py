@@ -180,8 +180,8 @@ async def _next_lives(url: Invite, moved_to: str, liar: str, me: str, folder: Pa
     ("pin", "gateways", "says"),
     [
         (True, (PLACE,), r'a gateway needs hivemind, not installed here: pip install "\.\[p2p\]"'),
-        (True, (), "told of no gateway that knows where that is; join by a new URL, best one with dht"),
-        (False, (PLACE,), "no certificate by which it would be known there; join by a new URL"),
+        (True, (), "told of no gateway that knows where that is: then join by a new URL, best one with dht"),
+        (False, (PLACE,), "no certificate by which it would be known there: then join by a new URL"),
     ],
     ids=["no extra", "no gateway", "no certificate"],
 )

@@ -11,6 +11,7 @@ from atoll.comm.replace import replace
 from atoll.coordinator.service.journaled_machine import Batch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.makers import may_hold
 from atoll.coordinator.state_machine.members import Member
 from atoll.coordinator.state_machine.state import State
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def only_what_nobody_can_bring_is_void(
     world: "World", before: State, batch: Batch, records: list[CommitRecord]
 ) -> None:
-    """A committed round is void only when nobody who is here, and heard, has its state, unless patience with those
-    that come and go has run out twice. Where all disks work it is the newest one alone. The run goes on from the
-    state before. Or nobody could tell which of its states was right."""
+    """A committed round is void only when nobody who took part in it and is here, and heard, has its state, unless
+    patience with those that come and go has run out twice. Where all disks work it is the newest one alone. The
+    run goes on from the state before. Or nobody could tell which of its states was right."""
     truth, after, first, last = world.truth, batch.state, records[0].round, records[-1].round
     limit = 2 * len(records) * after.config.checkpoint.patience
     spent = before.lost_state is not None and batch.now >= before.lost_state.at + limit
@@ -34,11 +35,15 @@ def only_what_nobody_can_bring_is_void(
     for node in () if tied else world.living:
         holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
         known = after.members.trusted(node.me) and after.members.here[node.me].life == node.control.life
+        known = known and may_hold(before, node.me, last)  # else it made it as another, and lost that one's key
         hold(
             spent or not (holds and known and not node.stopped),
             f"round {last} is void, though {node.me} has its state",
         )
     for host in () if tied else world.hosts.values():
+        members = (*before.members.here.values(), *before.members.departed.values())
+        if not host.session or not any(m.key == host.key and may_hold(before, m.node, last) for m in members):
+            continue
         back = host.gone or host.sick or host.disk is None or host.disk.state() != (last, truth.states[last])
         hold(spent or back, f"round {last} is void, though the disk of {host.name} has its state")
     certain = not after.config.checkpoint.copies and all(h.disk is not None for h in world.hosts.values())

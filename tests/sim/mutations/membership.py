@@ -294,8 +294,8 @@ MUTATIONS = [
     Mutation(
         "the moment in which nobody else is here begins with the doubt",
         C + "state_machine/rollback.py",
-        " if _is_undisputed(state) else inf)",
-        ")",
+        "alone = _is_undisputed(state) and (",
+        "alone = True or (",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
@@ -310,6 +310,41 @@ MUTATIONS = [
         C + "state_machine/makers.py",
         ", (told, before.fleet)):",
         ",):",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "who took no part in a round names its state",
+        C + "state_machine/state_sync.py",
+        "    if not makers.may_hold(state, node, round_):",
+        "    if False:",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "who took no part in a round proves its state late",
+        C + "state_machine/makers.py",
+        "return before is None or round_ != before.round or node in before.took_part",
+        "return True",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "makers that go back to what their disks have dispute nothing",
+        C + "state_machine/rollback.py",
+        "and (not _awaits_proof(state) or now >= since.at + state.config.members.stall)",
+        "and True",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "makers that never say what their disks have are waited for without end",
+        C + "state_machine/rollback.py",
+        "(not _awaits_proof(state) or now >= since.at + state.config.members.stall)",
+        "not _awaits_proof(state)",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "for whom a run waits in doubt are those alone that are away",
+        C + "state_machine/rollback.py",
+        "state.names([*may, *silent_makers(state)])",
+        "state.names(may)",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
