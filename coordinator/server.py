@@ -88,7 +88,6 @@ async def serve(config: RunConfig, options: ServerOptions) -> None:
         _same_run(journal, config)
         _no_other_version(journal)
         records = RunRecords(journal, options.state_dir, config.name, options.records)
-        records.archive.enter_config(config.name, digest(to_json(config)).hex(), to_json(config))
         http_socket = listening_socket(options.http, "--http")
         store = options.records.store
         async with Tracker(config, journal, options.state_dir, store.place if store else "") as tracker:
@@ -119,6 +118,7 @@ async def _serve(
     private = await asyncio.to_thread(private_addresses, config, options)
     plane = ControlPlane(config, journal, tell, certificate, private)
     address = _listen(plane, options)
+    records.archive.enter_config(config.name, digest(to_json(config)).hex(), to_json(config))
     incarnation = plane.event_loop.state.incarnation + 1  # that is about to begin
     plane.gateways.describe(GatewayNote(config.name, address, plane.entrance, incarnation))
     journal.set_meta("address", address)
@@ -209,9 +209,10 @@ async def _maintain(records: RunRecords, plane: ControlPlane) -> None:
 
 
 def _same_run(journal: Journal, config: RunConfig) -> None:
-    """One state directory is one run: the config it began with is the config it keeps, but for who watches it."""
+    """One state directory is one run: the config it began with is the config it keeps, but for who watches it.
+    A start that was refused before members could join began none."""
     found = journal.meta("config")
-    if found is None:
+    if found is None or journal.meta("address") is None:
         journal.set_meta("config", to_json(config).decode())
         journal.set_meta("run", config.name)
         return

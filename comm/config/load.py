@@ -90,6 +90,7 @@ def load_dataclass(
         reason = str(error.msg or error).splitlines()[0] if hasattr(error, "msg") else str(error).splitlines()[0]
         # OmegaConf lists the members' names; what is written are their values.
         reason = re.sub(r"expected one of \[.*\]", lambda found: found[0].lower(), reason)
+        reason = re.sub(r"^Key '.*' not in '\w+'", "there is no such key", reason)
         raise ConfigError(f"config key {key!r} in {source}: {reason}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from None

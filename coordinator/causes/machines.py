@@ -16,7 +16,8 @@ def by_coordinator(seen: Observations) -> Iterator[Explanation]:
         away = sorted(account.away for account in seen.accounts.values() if account.away)
         long = median(away) if away else 0.0
         times = "was started again" if seen.restarts == 1 else f"was started again {seen.restarts} times"
-        missed = f", and {len(away)} members missed it for {long:.1f} s" if away else ""
+        members = f"{len(away)} member{'' if len(away) == 1 else 's'}"
+        missed = f", and {members} missed it for {long:.1f} s" if away else ""
         yield Explanation(
             *(Kind.COORDINATOR_RESTARTED, COORDINATOR, f"the coordinator {times}{missed}", Weight.BREAK),
             *(max(long, 0.0), Confidence.AGREED if away else Confidence.SEEN),

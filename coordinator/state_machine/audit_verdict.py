@@ -99,7 +99,7 @@ def _without_end(
     # Who made it, and gives some its receipt and others none, so that neither are a majority, is found by both.
     for place, of in (*((place, against[place]) for place in sorted(makers & against.keys())), *silent.items()):
         node = state.round.ledger.entries[place].node
-        others = max(len(voices.keys() - {node}) + len(audit.busy), len(able - {node}))
+        others = max(len(voices.keys() - {node}), len(able - {node}))
         if len(voices) >= MIN_VOICES and 2 * len(of) > others:
             return go_on_without(state, audit, place, True, now, out)
         if len(voices) >= MIN_VOICES and 2 * len(of) == others and place not in makers:

@@ -469,7 +469,8 @@ class Daemon:
         if self._loop is None:
             self._loop = self._make_outer_loop(hello)
             self._spawn(self._restore(self._loop))
-            log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
+            ranks = f"{hello.ranks} local rank{'' if hello.ranks == 1 else 's'}"
+            log.info(f"the trainer is up: {hello.numel:,} parameters on {ranks}")
         elif self._loop.hello.layout != hello.layout:
             raise Refused("the trainer came back with another model than it had before")
         self._loop.hello = hello  # another number of ranks, perhaps, or one that cannot evaluate

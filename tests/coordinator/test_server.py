@@ -75,6 +75,7 @@ def test_a_state_directory_of_the_same_run_may_be_older_than_a_key_of_its_config
     del older["security"]
     with closing(Journal(tmp_path)) as journal:
         journal.set_meta("config", msgspec.json.encode(older).decode())
+        journal.set_meta("address", "127.0.0.1:4700")
         _same_run(journal, config)
         for other, differs in (
             (RunConfig(name="reef", outer=OuterConfig(lr=0.1)), "outer.lr is 0.9 there and 0.1 here"),
@@ -88,10 +89,12 @@ def test_a_state_directory_of_the_same_run_may_be_older_than_a_key_of_its_config
                 _same_run(journal, other)
 
 
-def test_who_watches_a_run_may_change_at_each_start(tmp_path: Path) -> None:
+def test_who_watches_a_run_may_change_at_each_start_and_all_before_the_first(tmp_path: Path) -> None:
     config = RunConfig(name="reef")
     with closing(Journal(tmp_path)) as journal:
+        _same_run(journal, RunConfig(name="sea", seed=7))  # its port was in use: that run never began
         _same_run(journal, config)
+        journal.set_meta("address", "127.0.0.1:4700")
         config.wandb.mode, config.figures.jsonl = WandbMode.ONLINE, True
         _same_run(journal, config)
         assert from_json((journal.meta("config") or "").encode()) == config

@@ -67,14 +67,18 @@ def test_what_tcp_does_not_let_through_is_not_taken_for_what_the_link_carries() 
     assert sender.run(1.0) > 0.9 * 10e6
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e6])
 @pytest.mark.parametrize("step", [300, 20_000])  # bytes between two looks
-def test_a_node_that_knows_nothing_of_its_link_is_free_whatever_delay_it_sees(step: int) -> None:
+def test_a_node_that_knows_nothing_of_its_link_stays_as_free_as_it_is_whatever_delay_it_sees(
+    step: int, rate: float
+) -> None:
     """A busy machine answers late, which looks like a queue: what little it sends meanwhile, or begins with, would
     be its pace for good."""
     pace, now, moved = LinkPacer(), 0.0, 0
+    pace.rate = rate
     for _ in range(40):
         now, moved = now + LOOK, moved + step
-        assert pace.look(now, moved, moved, 0.02, 0.2, known=0.0) == 0.0
+        assert pace.look(now, moved, moved, 0.02, 0.2, known=0.0) == rate
 
 
 def test_queues_at_all_peers_do_not_make_a_node_slower_than_its_link_is_known_to_be() -> None:

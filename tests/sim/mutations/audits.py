@@ -86,13 +86,6 @@ MUTATIONS = [
         RUNS,
     ),
     Mutation(
-        "who came to an audit too late is as if it had not been asked",
-        VERDICT,
-        " + len(audit.busy)",
-        "",
-        AUDITORS,
-    ),
-    Mutation(
         "what nobody had the time to audit stands",
         MACHINE,
         "if not audit.voices and audit.busy:",
@@ -392,8 +385,8 @@ MUTATIONS = [
     Mutation(
         "who had the others left out has one charged with showing nothing",
         VERDICT,
-        "others = max(len(voices.keys() - {node}) + len(audit.busy), len(able - {node}))",
-        "others = len(voices.keys() - {node}) + len(audit.busy)",
+        "others = max(len(voices.keys() - {node}), len(able - {node}))",
+        "others = len(voices.keys() - {node})",
         ATTEMPTS,
     ),
     Mutation(
