@@ -14,10 +14,10 @@ remembered (`CommittedState`), and counts whatever number the node knows the sta
 Where the makers of state k made different ones, and as many this as that, nobody can tell who is right, and no
 member's word convicts another; nor where most of them are gone before its digest is known, once they were
 waited for, and those that are left are so few that all may lie. Then state k is as good as lost (`State.tied`):
-its makers go back to what their disks have of before it, and as soon as state k-1 is proven round k is void,
-unless a maker that was not heard says the same as others, of more than may lie. Where no disk has it, patience
-runs out, and the run goes on with the one that most have, or the first of them, unless all who have it may lie:
-then it waits.
+its makers go back to what their disks have of before it, and have `members.stall` seconds to say what that is. As
+soon as state k-1 is proven round k is void, unless a maker that was not heard says the same as others, of more
+than may lie. Where no disk has it, patience runs out, and the run goes on with the one that most have, or the
+first of them, unless all who have it may lie: then it waits.
 
 While it is in doubt no round is begun, closed, opened or committed. Both patiences run once, however often who
 has the state comes and goes; who goes has one more from then on, so that two are the most of each. Those who are
@@ -99,7 +99,7 @@ def wait_reason(state: State) -> str:
         had, limit = state.names([*may, *silent_makers(state)]), state.config.checkpoint.patience
         few = f"too few are here of those that made the state of round {k} to tell which is right: "
         waits = f"waits {limit:g} s at most for {had} to tell it, too, then " if had else ""
-        return f"{few}{waits}goes back to the state before it"
+        return f"{few}{waits}goes back to the state before it, where a member has that"
     silent = [n for n in may if n in state.members.here and state.members.here[n].saves_bytes]
     reason = f"no living member holds the state of round {k}: "
     if silent:
@@ -258,14 +258,16 @@ def _waiting(state: State, now: float, doubt: bool) -> LostState:
         since = replace(since, doubted_at=min(since.doubted_at, now), lost_at=inf)
     else:
         since = replace(since, at=min(since.at, now), lost_at=min(since.lost_at, now))
-    alone = _is_undisputed(state) and (not _awaits_proof(state) or now >= since.at + state.config.members.stall)
+    reading = _going_back(state) if now < since.at + state.config.members.stall else []
+    alone = _is_undisputed(state) and all(m.state_digest for m in reading)
     since = replace(since, alone_at=min(since.alone_at, now) if alone else inf)
     returned = _returned(state)
     if not returned <= since.returned:
         since = replace(since, returned_at=now)
     if returned != since.returned:
         since = replace(since, returned=returned)
-    if possible_holders(state) or (doubt and any(m.state_round != state.committed for m in makers_here(state))):
+    untold = doubt and any(m.state_round != state.committed for m in makers_here(state))
+    if possible_holders(state) or untold or reading:
         return replace(since, all_back_at=None)
     return since if since.all_back_at is not None else replace(since, all_back_at=now)
 
@@ -279,11 +281,11 @@ def _is_undisputed(state: State) -> bool:
     return len(told) == 1 and (past is None or past.round < state.committed - 1)
 
 
-def _awaits_proof(state: State) -> bool:
-    """Whether a maker is here that went back to what its disk has of before the last commit, and has not said yet
-    what that is."""
-    here = (state.members.here.get(n) for n in state.makers) if state.tied else ()
-    return any(m is not None and m.suspected is None and m.state_round < 0 and not m.state_digest for m in here)
+def _going_back(state: State) -> list[Member]:
+    """While members have different states of the last commit, or none: its makers that are here and have not said
+    yet what their disks have of before it."""
+    here = [state.members.here.get(n) for n in state.makers] if state.tied else []
+    return [m for m in here if m is not None and m.suspected is None and m.state_round < 0]
 
 
 def _seen(since: LostState | None, now: float) -> LostState:

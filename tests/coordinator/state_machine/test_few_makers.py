@@ -569,6 +569,32 @@ def test_makers_that_go_back_to_what_their_disks_have_are_waited_for(proves: boo
     assert world.state.digest == (BEFORE if proves else WRONG)
 
 
+@pytest.mark.parametrize("seconds", [60, 290])
+def test_a_round_that_makers_have_on_their_disks_is_not_void_while_they_read_it(seconds: int) -> None:
+    """Of four that made two rounds two lie of the last; who was away for both has the state before, and so do
+    these say, of which the digest is known to all."""
+    config = AuditWorld(b"n").state.config
+    config = replace(config, members=replace(config.members, stall=300.0))
+    world, four = told_first(), [*NODES[:2], *NODES[6:]]
+    world.state = replace(world.state, config=replace(config, rounds=replace(config.rounds, quorum=0.3)))
+    for node in NODES[2:6]:
+        world.feed(ev.Leaving(node, 1, "it goes"))
+    commit_next(world, *four)
+    for node in four:
+        tells(world, node, digest(b"2"))
+    commit_next(world, *four)
+    for node in four:
+        tells(world, node, WRONG if node in NODES[6:] else RIGHT)
+    assert world.state.tied
+    joins(world, NODES[3], 1, BEFORE)
+    for node in NODES[6:]:
+        world.feed(ev.StateReported(node, 1, 1, BEFORE))
+    wait(world, seconds)
+    assert world.state.tied
+    world.feed(ev.StateReported(NODES[0], 1, 2, digest(b"2")))
+    assert world.state.digest == digest(b"2")
+
+
 def test_who_is_banned_is_not_waited_for() -> None:
     """The operator bans the two that have what they made up, and nobody else has a state of that round."""
     world = out_but(AuditWorld(b"n").run().go_on().run(), *NODES[6:])

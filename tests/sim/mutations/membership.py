@@ -294,8 +294,8 @@ MUTATIONS = [
     Mutation(
         "the moment in which nobody else is here begins with the doubt",
         C + "state_machine/rollback.py",
-        "alone = _is_undisputed(state) and (",
-        "alone = True or (",
+        "alone = _is_undisputed(state) and ",
+        "alone = ",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
@@ -329,15 +329,22 @@ MUTATIONS = [
     Mutation(
         "makers that go back to what their disks have dispute nothing",
         C + "state_machine/rollback.py",
-        "and (not _awaits_proof(state) or now >= since.at + state.config.members.stall)",
-        "and True",
+        "_is_undisputed(state) and all(m.state_digest for m in reading)",
+        "_is_undisputed(state)",
+        "tests/coordinator/state_machine/test_few_makers.py",
+    ),
+    Mutation(
+        "makers that go back to what their disks have are given a moment for that",
+        C + "state_machine/rollback.py",
+        "possible_holders(state) or untold or reading:",
+        "possible_holders(state) or untold:",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
         "makers that never say what their disks have are waited for without end",
         C + "state_machine/rollback.py",
-        "(not _awaits_proof(state) or now >= since.at + state.config.members.stall)",
-        "not _awaits_proof(state)",
+        "_going_back(state) if now < since.at + state.config.members.stall else []",
+        "_going_back(state)",
         "tests/coordinator/state_machine/test_few_makers.py",
     ),
     Mutation(
