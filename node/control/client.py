@@ -88,6 +88,7 @@ class ControlClient:
         self._outages = deque[tuple[float, float]]((), MAX_OUTAGES)  # seconds; from when to when it did not
         self.clock = ClockOffset()
         self.session = ""
+        self.admitted = False  # the coordinator has let this node in, or an earlier life had asked it to
         self.relay = ""  # multiaddr at which this node relays; empty: it does not
         self.on_gateways: Callable[[Sequence[str]], None] | None = None  # told the run's gateways, as they change
         # Whether the coordinator is looked for elsewhere: then whoever answers in its place refuses nothing.
@@ -131,7 +132,7 @@ class ControlClient:
         prove_join(request, identity.key)
         reply = await self._retry(lambda: self._ask_to_join(request), patience)
         self._end_reports()  # those of the session before are nobody's, and the next ones wait for none of them
-        self.session = reply.session
+        self.session, self.admitted = reply.session, True
         self._outbox.begin_session(reply.session)
         self._freshness.begin_session()
         return reply

@@ -140,8 +140,8 @@ class CoordinatorSearch:
                         searches.create_task(self._search(self._enough))
                     case Act.STOP:
                         self._enough.set()
-                    case Act.ADVISE if not self._control.session:
-                        pass  # it may be at another address than this node was told
+                    case Act.ADVISE if not self._control.admitted:
+                        pass  # this node never joined: the URL may be wrong, and nothing has moved
                     case Act.ADVISE:
                         log.warning(f"the coordinator is still silent; this node keeps on trying; {self.words}")
                     case Act.NOTHING:

@@ -70,7 +70,8 @@ class CoordinatorSession:
         self.control = ControlClient(invite)
         self.search = CoordinatorSearch(self.control, gateway)
         # Chosen here, and remembered before the join: if its answer is lost, the next try is the same node's.
-        self.control.session = load_session(self._session_file, invite) or secrets.token_hex(16)
+        before = load_session(self._session_file, invite)
+        self.control.session, self.control.admitted = before or secrets.token_hex(16), bool(before)
         self.reports = Reports(self.control)
         self.accountant = Accountant(
             plane.peers.estimator.tallies, self.control.clock, self.control.longest_outage

@@ -22,6 +22,12 @@ def test_every_shipped_config_is_valid_and_survives_the_wire(path: Path) -> None
     assert from_json(to_json(config)) == config
 
 
+def test_a_key_that_there_is_not_is_named_with_the_one_that_was_meant() -> None:
+    sentence = r"'rounds.totl' in the overrides: there is no such key. Did you mean: 'total'\?$"
+    with pytest.raises(ConfigError, match=sentence):
+        load_run(ROOT / "configs" / "demo.yaml", ("rounds.totl=4",))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 @pytest.mark.parametrize("method", METHODS, ids=lambda p: p.stem)

@@ -216,6 +216,24 @@ def test_what_a_node_lacks_to_find_its_coordinator_again_is_said_once_and_in_its
     assert len([message for message in caplog.messages if re.search(says, message)]) == 1
 
 
+def test_nothing_of_that_is_said_to_a_node_that_never_joined(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at_once: None
+) -> None:
+    """Its URL may be wrong, which `join` says."""
+
+    async def story() -> None:
+        async with coordinator(tmp_path, RUN, None) as first:
+            url = Invite(first.address, "reef", first.token, NO_PIN)
+        async with member(url, tmp_path / "node") as ada:
+            joining = asyncio.create_task(ada.join())
+            await until(lambda: ada.search.words)
+            await asyncio.sleep(0.1)  # some decisions more
+            joining.cancel()
+
+    asyncio.run(story())
+    assert not [message for message in caplog.messages if "still silent" in message]
+
+
 def test_gateways_and_the_new_address_are_kept_for_the_run_and_what_is_damaged_is_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
